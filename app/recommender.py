@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from tunecast.model.target import Target
     from tunecast.recommendation import Recommendation
 
+UNDIVIDED = "does not divide over"
 DEFAULT_MAX_GPUS = 8
 
 
@@ -229,7 +230,7 @@ def _search(
         )
     if uneven:
         words = ", ".join(map(str, uneven))
-        notes.append(f"a global batch of {total.samples} does not divide over {words} GPUs: --global-batch changes it")
+        notes.append(f"a global batch of {total.samples} {UNDIVIDED} {words} GPUs: --global-batch changes it")
     amount = _amount(job)
     notes += refused_spreads(job)
     if shared.get("sharding") not in (None, "none") and inner in usable:
@@ -298,13 +299,13 @@ def _answer(search: Search, choice: Choice, screened: int, notes: tuple[str, ...
         rejected=choice.rejected,
         relaxations=choice.relaxations,
         screened=screened,
-        notes=(*notes, *_largest_note(search, choice)),
+        notes=(*notes, *_largest_note(search, choice, notes)),
         amount_options=dict(job.options),
     )
 
 
-def _largest_note(search: Search, choice: Choice) -> tuple[str, ...]:
-    """Said when the fastest plan takes as many GPUs as may be tried."""
+def _largest_note(search: Search, choice: Choice, notes: tuple[str, ...]) -> tuple[str, ...]:
+    """Said when the fastest plan takes as many GPUs as may be tried, and `notes` do not say why there are no more."""
     most = search.job.counts[-1]
     told = any(relaxation.limit == "--max-gpus" for relaxation in choice.relaxations)
     takes = f"all {most} GPUs that were tried" if most > 1 else "the one GPU that was tried"
@@ -312,8 +313,8 @@ def _largest_note(search: Search, choice: Choice) -> tuple[str, ...]:
         return ()
     batch = search.job.batch.samples
     if batch % (2 * most):
-        undivided = f"a global batch of {batch} does not divide over {2 * most}: --global-batch changes it"
-        return (f"the fastest plan takes {takes}, and {undivided}",)
+        undivided = f"a global batch of {batch} {UNDIVIDED} {2 * most}: --global-batch changes it"
+        return () if any(UNDIVIDED in note for note in notes) else (f"the fastest plan takes {takes}, and {undivided}",)
     return (f"the fastest plan takes {takes}: --max-gpus {2 * most} looks further",)
 
 

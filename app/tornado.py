@@ -12,6 +12,7 @@ from tunecast.model.value import Z80
 from tunecast.sweep_result import Bar, Sweep, Told, chosen_metric, reported
 from tunecast.sweeping import METRICS, Ask, forecast_of, point
 from tunecast.tables import count
+from tunecast.unlike_lengths import LENGTHS, length_ends
 
 if TYPE_CHECKING:
     from tunecast.model.factors import FactorSet
@@ -57,7 +58,7 @@ def tornado(ask: Ask, metric: str | None, told: Told | None = None) -> Sweep:
     of = METRICS[name].of
     at_base = of(base)
     assert at_base is not None
-    ends = [*choice_ends(ask, base), *uncertain_ends(ask, base)]
+    ends = [*choice_ends(ask, base), *uncertain_ends(ask, base, name)]
     bars = []
     for end in reported(told, len(ends), iter(ends)):
         low, high = (
@@ -129,12 +130,15 @@ def _shown(number: float) -> str:
     return f"{number:g}" if number < 100 * KILO else count(number)
 
 
-def uncertain_ends(ask: Ask, base: Forecast) -> list[Ends]:
-    """What nobody decides: rates of the device, phases, and which offer one gets."""
+def uncertain_ends(ask: Ask, base: Forecast, metric: str) -> list[Ends]:
+    """What nobody decides: rates of the device, phases, lengths of samples, and which offer one gets."""
     from tunecast.asking import asked_question
 
     question, (target,), _ = asked_question(ask.model, gpu=ask.gpu, **ask.options)
     ends = [*_rate_ends(question, target, base), *_phase_ends(question, base)]
+    if (lengths := length_ends(question, base.run, metric)) is not None:
+        labels, low, high = lengths
+        ends.append(Ends(name=LENGTHS, kind="uncertain", labels=labels, low=(low, {}), high=(high, {})))
     price = _price_end(ask, question, base)
     return [*ends, *([price] if price else [])]
 

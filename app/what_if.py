@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from tunecast.model.exposed import EXPOSED
 from tunecast.sweep_result import Sweep, Told, chosen_metric, reported
 from tunecast.sweeping import Ask, Point, forecast_of, point
+from tunecast.unlike_lengths import padding_note
 
 if TYPE_CHECKING:
     from tunecast.model.forecast import Forecast
@@ -23,10 +24,14 @@ ADAPTERS_ONLY = (
 
 def what_if(ask: Ask, metric: str | None, told: Told | None = None) -> Sweep:
     """The run beside the same run with one technique changed."""
+    from tunecast.asking import asked_question
+
     base = forecast_of(ask, {})
     changes = _techniques(ask, base)
     points = tuple(reported(told, len(changes), (_labelled(ask, base.run, *change) for change in changes)))
-    notes = tuple(f"{at.settings['what if']}: {at.why_not}" for at in points if at.forecast is None)
+    question, _, _ = asked_question(ask.model, gpu=ask.gpu, **ask.options)
+    refused = (f"{at.settings['what if']}: {at.why_not}" for at in points if at.forecast is None)
+    notes = (*refused, *padding_note(question, base.run))
     return Sweep(kind="what-if", metric_name=chosen_metric(metric, base), base=base, points=points, notes=notes)
 
 

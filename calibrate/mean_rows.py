@@ -7,10 +7,13 @@ padding. A step is timed at the rows that micro-batches are padded to (`rows`), 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from tunecast.calibrate.run_table import SkipRowError, number
+from tunecast.calibrate.published import PublishedRun
+from tunecast.calibrate.row_cells import samples_that_fill
+from tunecast.calibrate.run_table import SPEED_COLUMNS, SkipRowError, number
 from tunecast.model.row_lengths import Rows
 from tunecast.model.row_times import stretched
 from tunecast.model.rows import WHOLE_RUN_ENDS, likely_runs, multiple_of, timed_run, unpacked_rows
@@ -18,7 +21,11 @@ from tunecast.model.run import Run
 from tunecast.model.stacks import ignores_padding
 from tunecast.model.time import StepTime
 
+Read = Callable[[dict[str, str]], tuple[PublishedRun | None, str]]
+"""What a row says, or why it is not read."""
 COLUMN = "mean_tokens"
+FILLED = "samples fill seq_len"
+IN_TOKENS = ("tokens_per_s", "tokens_per_s_per_gpu")
 IN_SAMPLES = (
     "of samples that are not packed tokens/s may or may not count padding: write samples_per_s, or step_time_s of an "
     "optimizer step"
@@ -49,18 +56,10 @@ def rows_of(run: Run, mean: float) -> Rows:
 
 def note_of(rows: Rows) -> str:
     """At which length the row is timed, and how sure that is, in a sentence."""
-    return f"timed at {rows.length} tokens a row: {rows.how.replace(WHOLE_RUN_ENDS, 'the interval goes')}."
-
-
-def measured_tokens_per_s(row: Mapping[str, str], run: Run, rows: Rows) -> float | str:
-    """Tokens/s of the whole job, padding of `rows` included, by samples/s or a step's time; or why there is none."""
-    samples_per_s, step_s = number(dict(row), "samples_per_s"), number(dict(row), "step_time_s")
-    if step_s is not None:
-        return timed_run(run, rows).tokens_per_step / step_s
-    if samples_per_s is not None:
-        return samples_per_s * rows.length
-    told = any(number(dict(row), name) is not None for name in ("tokens_per_s", "tokens_per_s_per_gpu"))
-    return IN_SAMPLES if told else "no speed is stated"
+    waited = (
+        f"; a copy's own rows have {rows.own_length}, which tokens/s count" if rows.own_length < rows.length else ""
+    )
+    return f"timed at {rows.length} tokens a row{waited}: {rows.how.replace(WHOLE_RUN_ENDS, 'the interval goes')}."
 
 
 def timed(step_of: Callable[[Run], StepTime], run: Run, rows: Rows) -> StepTime:
@@ -75,4 +74,87 @@ def timed(step_of: Callable[[Run], StepTime], run: Run, rows: Rows) -> StepTime:
     if rows.shortest is None or rows.longest is None or rows.shortest == rows.longest:
         return found
     short_s, long_s = (seconds(replace(run, max_length=length)) for length in (rows.shortest, rows.longest))
-    return found.unsure_between(short_s, long_s)
+    return found.spread_between(short_s, long_s)
+
+
+def in_samples(
+    row: Mapping[str, str], run: PublishedRun | None, reason: str, read: Read
+) -> tuple[PublishedRun | None, str]:
+    """A row that states the mean length of its samples: its speed in samples where they are not packed, and why it has
+    none; else as it was read (`run`, `reason`), where the mean agrees with it.
+
+    The speed is read as that of rows of as many tokens as a copy's own have, so that it is checked like any other.
+    """
+    unpacked = "packed" not in row or (run is None and is_padded(reason))
+    try:
+        if not unpacked:
+            return (None, reason) if run is None else (_beside_packed(row, run), reason)
+        left_out = ("packed", *SPEED_COLUMNS, "total_time_h")
+        found, other = read({name: text for name, text in row.items() if name not in left_out})
+        mean = None if found is None else mean_of(row, found.run)
+        if found is None or mean is None:
+            return (run, reason) if found is not None else (None, other)
+        asked = padded_run(found.run, mean)
+        rows = rows_of(asked, mean)
+    except SkipRowError as skip:
+        return None, str(skip)
+    of_rows, other = read(_as_rows(row, asked, rows))
+    if of_rows is None:
+        return None, other
+    if of_rows.tokens_per_s is None:
+        told = any(row.get(name) for name in IN_TOKENS)
+        return replace(found, run=asked), IN_SAMPLES if told else of_rows.why_no_speed or "no speed is stated"
+    return (
+        replace(
+            found,
+            run=asked,
+            mean_tokens=mean,
+            tokens_per_s=of_rows.tokens_per_s * rows.own_length / of_rows.run.max_length,
+            whole_time=of_rows.whole_time,
+            reading_notes=(*found.reading_notes, note_of(rows)),
+            stated=found.stated | {COLUMN},
+        ),
+        "",
+    )
+
+
+def _as_rows(row: Mapping[str, str], run: Run, rows: Rows) -> dict[str, str]:
+    """The cells of the same speed of samples that are all as long as a copy's own mean row, or as the next length that
+    the GPUs of a sequence can share."""
+    parts = 2 * run.cp if run.cp > 1 else 1
+    cells = {name: text for name, text in row.items() if name not in (*IN_TOKENS, "global_batch")}
+    length = math.ceil(rows.own_length / parts) * parts
+    steps = str(run.gradient_accumulation_steps)
+    return {**cells, "packed": FILLED, "seq_len": str(length), "grad_accum": steps}
+
+
+def _beside_packed(row: Mapping[str, str], run: PublishedRun) -> PublishedRun:
+    """The run of a row whose samples fill their length or are packed, with a note that their mean is not read.
+
+    Raises SkipRowError for a mean that is no number, and for one that is not the length that all are said to have.
+    """
+    mean = number(dict(row), COLUMN)
+    if mean is None:
+        return run
+    if samples_that_fill(row) and round(mean) != run.run.max_length:
+        raise SkipRowError(
+            f"{COLUMN} {row[COLUMN]!r} contradicts packed {row.get('packed', '')!r}, by which every sample has the "
+            f"{run.run.max_length} tokens of seq_len: write packed no where samples are shorter"
+        )
+    told = f"{COLUMN} is not read, since samples fill rows or are packed."
+    return replace(run, reading_notes=(*run.reading_notes, told))
+
+
+def padded_memory(row: Mapping[str, str], read: Read) -> tuple[PublishedRun | None, str]:
+    """A row of padded samples of which nothing says how long they are: its memory alone, with the mask that padding
+    brings."""
+    found, other = read({name: text for name, text in row.items() if name != "packed"})
+    if found is None:
+        return None, other
+    return replace(found, run=padded_run(found.run, 0.0), tokens_per_s=None, whole_time=""), ""
+
+
+def is_padded(reason: str) -> bool:
+    """Whether a row was not read only because nothing says how many tokens its padded samples have: memory is that of
+    the longest. A cell that is not understood may say that seq_len is a mean, and then nothing is compared."""
+    return reason.startswith("packed ") and "not in the vocabulary" not in reason

@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tunecast.calibrate.mean_rows import COLUMN, mean_of, measured_tokens_per_s, note_of, padded_run, rows_of, timed
+from tunecast.calibrate.mean_rows import COLUMN, in_samples, is_padded, padded_memory, rows_of, timed
 from tunecast.calibrate.published import PublishedRun, read_runs
 from tunecast.calibrate.row_faults import in_columns
 from tunecast.calibrate.run_end import OUT_OF_MEMORY, nothing_measured, out_of_memory
-from tunecast.calibrate.run_table import SPEED_COLUMNS, SkipRowError
+from tunecast.calibrate.run_table import SkipRowError
 from tunecast.calibrate.start_up import as_sure, start_up_share, with_start_up
 from tunecast.catalogs.errors import TunecastError
 from tunecast.catalogs.gpus import load_gpus
@@ -28,7 +28,7 @@ from tunecast.model.memory_codes import as_other_code
 from tunecast.model.parallel_network import with_network
 from tunecast.model.parallel_offload import with_host
 from tunecast.model.priors import prior_factors
-from tunecast.model.rows import timed_run
+from tunecast.model.rows import own_run
 from tunecast.model.run import Run
 from tunecast.model.target import Target
 from tunecast.model.time import StepTime
@@ -38,11 +38,6 @@ from tunecast.model.value import Value
 
 PRESUMED = f"{OUT_OF_MEMORY} (presumed)"
 AUXILIARY = "auxiliary set: for ratios between rows, never scored"
-PADDED = "packed "
-UNKNOWN_WORDS = "not in the vocabulary"
-"""How a reason begins when only the tokens processed are unknown (memory is that of the longest sample), and what it
-says when the cell is not understood: it may say that seq_len is a mean, and then nothing is compared."""
-
 ABOVE_PROCESS, BELOW_TENSORS = 1.25, 0.8
 """A stated peak beyond these shares of the forecast process, or of its tensors, contradicts how the row was read."""
 
@@ -175,38 +170,11 @@ def _entry(row: dict[str, str]) -> Entry:
         plain.pop("total_time_h", None)
     run, reason = _read(plain)
     if row.get(COLUMN):
-        run, reason = _in_samples(plain, run, reason)
-    elif run is None and reason.startswith(PADDED) and UNKNOWN_WORDS not in reason and "packed" in row:
-        run, other = _read({name: value for name, value in plain.items() if name != "packed"})
-        run = None if run is None else replace(run, tokens_per_s=None, whole_time="")
-        reason = reason if run is not None else other
+        run, reason = in_samples(plain, run, reason, _read)
+    elif run is None and is_padded(reason) and "packed" in row:
+        run, other = padded_memory(plain, _read)
+        reason = other or reason
     return Entry(id=row["id"], run=run, reason=reason, out_of_memory=ran_out, measured=not nothing_measured(row))
-
-
-def _in_samples(row: dict[str, str], run: PublishedRun | None, reason: str) -> tuple[PublishedRun | None, str]:
-    """A row that states the mean length of its samples, where they are not packed: its speed in samples, and why it has
-    none. Other rows as they were read."""
-    unpacked = "packed" not in row or (run is None and reason.startswith(PADDED) and UNKNOWN_WORDS not in reason)
-    if not unpacked:
-        return run, reason
-    left_out = ("packed", *SPEED_COLUMNS, "total_time_h")
-    found, other = _read({name: value for name, value in row.items() if name not in left_out})
-    if found is None:
-        return None, other
-    try:
-        mean = mean_of(row, found.run)
-        if mean is None:
-            return run, reason
-        asked = padded_run(found.run, mean)
-        rows = rows_of(asked, mean)
-        speed = measured_tokens_per_s(row, asked, rows)
-    except SkipRowError as skip:
-        return None, str(skip)
-    if isinstance(speed, str):
-        return replace(found, run=asked), speed
-    told = (*found.reading_notes, note_of(rows))
-    stated = found.stated | {COLUMN}
-    return replace(found, run=asked, mean_tokens=mean, tokens_per_s=speed, reading_notes=told, stated=stated), ""
 
 
 def _read(row: dict[str, str]) -> tuple[PublishedRun | None, str]:
@@ -266,7 +234,7 @@ def predict(run: PublishedRun, priors: Priors) -> Prediction:
 
     rows = None if run.mean_tokens is None else rows_of(run.run, run.mean_tokens)
     step = step_of(run.run) if rows is None else timed(step_of, run.run, rows)
-    counted = run.run if rows is None else timed_run(run.run, rows)
+    counted = run.run if rows is None else own_run(run.run, rows)
     target = Target(id=gpu.id, gpu=gpu, usable_bytes=gpu.usable_bytes, peaks=gpu.peaks)
     view = memory_view(run.architecture, run.run, target, factors)
     return Prediction(

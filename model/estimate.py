@@ -192,9 +192,10 @@ def _scaling(
     one = replace(alone(run, storage), paged_bytes=0)
     one = replace(one, paged_bytes=overflow_bytes(question.architecture, one, target))
     own = scaled(job_factors(target, question.architecture, one, question.options), question.factor_scales)
-    at = timed_run(run, unpacked_rows(run, question.options))
+    rows = unpacked_rows(run, question.options)
+    at, longer_frac = timed_run(run, rows), 0.0 if rows is None else 1.0 - rows.own_length / rows.length
     operations = timed_operations(question.architecture, at, factors, platform=target.platform, source=source)
-    return scaling_of(job, alike(one, own), operations, factors, run, fraction)
+    return scaling_of(job, alike(one, own), operations, factors, run, fraction, longer_frac)
 
 
 def _watched(question: Question, target: Target, timing: StepTime) -> tuple[StepTime, str | None]:

@@ -36,6 +36,7 @@ MICRO_BATCHES_A_STAGE = 4
 """With so many the bubble is a fifth of the step or less."""
 
 
+LONGER_ROWS = "samples of unlike lengths: copies wait for the longest rows"
 ROUNDING = 1e-9
 """Of a step: less than this is no difference."""
 
@@ -63,12 +64,13 @@ class Scaling:
     exposed_communication_s: float
     bubble_s: float
     slower_work_s: float
-    """Beyond an N-th of one GPU's: repeated work, smaller products, sharding. Negative: see `faster_parts_s`."""
+    """Beyond an N-th of one GPU's: repeated work, smaller products, sharding, waiting for longer rows of other copies.
+    Negative: see `faster_parts_s`."""
     faster_parts_s: Mapping[str, float]
     """Parts of the step that take less than an N-th of one GPU's, most first: by how much."""
     bound_by: str
-    """What costs most: a collective with the link it crosses, ``pipeline bubble``, what makes work slower, or
-    ``nothing`` where all costs less than `NOTHING` of the step."""
+    """What costs most: a collective with the link it crosses, ``pipeline bubble``, `LONGER_ROWS`, what makes work
+    slower, or ``nothing`` where all costs less than `NOTHING` of the step."""
     amdahl: Amdahl | None = None
 
 
@@ -95,8 +97,10 @@ def scaling_of(
     factors: FactorSet,
     run: Run,
     serial_fraction: float | None,
+    longer_frac: float = 0.0,
 ) -> Scaling:
-    """How a job scales whose step takes `timing`, where one GPU takes `one` for its own (`alone`)."""
+    """How a job scales whose step takes `timing`, where one GPU takes `one` for its own (`alone`); `longer_frac` is the
+    share of the tokens of the rows that copies wait for which a copy's own do not have."""
     waiting, bubble = timing.parts_s.get("communication", 0.0), timing.parts_s.get("bubble", 0.0)
     step = timing.step_time_s.value
     share = run.tokens_per_step / (alone(run).tokens_per_step * run.num_gpus)
@@ -105,6 +109,8 @@ def scaling_of(
     least = ROUNDING * step
     slowest = min((name for name in saved if name not in WAITED), key=lambda name: saved[name])
     slower = step - waiting - bubble - ideal
+    longer = min(max(slower, 0.0), longer_frac * step)
+    lost = {"waiting": waiting, "bubble": bubble, "work": slower - longer, "rows": longer}
     efficiency = ideal / step
     return Scaling(
         efficiency=efficiency,
@@ -116,9 +122,7 @@ def scaling_of(
         faster_parts_s={
             name: saved[name] for name in sorted(saved, key=lambda name: -saved[name]) if saved[name] > least
         },
-        bound_by=bound_by(
-            operations, factors, run, {"waiting": waiting, "bubble": bubble, "work": slower}, step, slowest
-        ),
+        bound_by=bound_by(operations, factors, run, lost, step, slowest),
         amdahl=classic(serial_fraction, run.num_gpus, ideal),
     )
 
@@ -141,8 +145,8 @@ def scaling_notes(scaling: Scaling | None, run: Run, storage: Mapping[str, Any] 
         if not 0.0 < MADE_UP_FOR * lost_s <= sum(scaling.faster_parts_s.values()):
             return ()
         note = (
-            f"{short_time(lost_s)} of a step are waiting for other GPUs, which the scaling efficiency does not show: a "
-            f"step also has {less} than an N-th of one GPU's alone ({why})"
+            f"{short_time(lost_s)} of a step are waiting for other GPUs, which the speed beside one GPU's does not "
+            f"show: a step also has {less} than an N-th of one GPU's alone ({why})"
         )
         return (note,)
     return (f"{n} GPUs are more than {n} times as fast as one: a step has {less} than one GPU's alone ({why})",)
@@ -192,13 +196,15 @@ def bound_by(
     step_s: float,
     slowest_part: str,
 ) -> str:
-    """What costs most: waiting (by the collective that takes most of its link), the bubble, or slower work (by the
-    part of the step that grew most)."""
+    """What costs most: waiting (by the collective that takes most of its link), the bubble, longer rows of other
+    copies, or slower work (by the part of the step that grew most)."""
     most = max(lost_s, key=lambda name: lost_s[name])
     if lost_s[most] < NOTHING * step_s:
         return "nothing"
     if most == "bubble":
         return "pipeline bubble"
+    if most == "rows":
+        return LONGER_ROWS
     if most == "work":
         split = [f"{name} {degree}" for name in ("tp", "pp", "cp") if (degree := getattr(run, name)) > 1]
         apart = f"repeated and smaller work of {', '.join(split)}" if split else f"work slower in {run.sharding}"

@@ -203,7 +203,10 @@ def first_line(options: Mapping[str, Any], methods: Sequence[str], counts: Seque
     if found is not None:
         return found
     if not counts:
-        raise InputError(f"A global batch of {batch} divides over none of the GPUs that were asked for; raise it.")
+        raise InputError(
+            f"A global batch of {batch} divides over none of the GPUs that were asked for; make --global-batch a "
+            "multiple of their number."
+        )
     for method in methods:
         for num_gpus in counts:
             over_shards({**options, "method": method, "num_gpus": num_gpus})

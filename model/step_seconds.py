@@ -41,12 +41,17 @@ class StepTime:
     def unsure_between(self, one_s: float, other_s: float) -> StepTime:
         """The same step, its interval joined with what lies between both ends of an assumption: half their log-distance
         counts as one independent 80% error."""
-        return self.spread_to(math.hypot(self.log_sd, abs(math.log(other_s / one_s)) / 2.0 / Z80))
+        found = self._as_fast_as(min(one_s, other_s))
+        return found.spread_to(math.hypot(self.log_sd, abs(math.log(other_s / one_s)) / 2.0 / Z80))
 
     def not_below(self, least_s: float) -> StepTime:
         """The same step, which is no faster than that even at the fast end."""
         kept = replace(self, least_s=max(self.least_s, least_s))
         return replace(kept, step_time_s=kept._kept(self.step_time_s))
+
+    def _as_fast_as(self, fast_s: float) -> StepTime:
+        """The same step where an assumption may be wrong: what it takes at the least is that of the faster end."""
+        return replace(self, least_s=self.least_s * min(fast_s / self.step_time_s.value, 1.0))
 
     def _kept(self, between: Value) -> Value:
         return at_most_to(self.least_s, at_least_to(self.slow_host_s, between))
@@ -60,4 +65,5 @@ class StepTime:
         down = math.hypot(own, max(math.log(seconds / fast_s), 0.0))
         up = math.hypot(own, max(math.log(slow_s / seconds), 0.0))
         between = Value(value=seconds, low=seconds / math.exp(down), high=seconds * math.exp(up))
-        return replace(self, step_time_s=self._kept(between), log_sd=(down + up) / 2.0 / Z80)
+        kept = self._as_fast_as(fast_s)
+        return replace(kept, step_time_s=kept._kept(between), log_sd=(down + up) / 2.0 / Z80)

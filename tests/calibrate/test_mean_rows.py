@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 import tunecast
+from tunecast.calibrate.mean_rows import rows_of
 from tunecast.calibrate.run_columns import meant_by
 from tunecast.calibrate.validate import Entry, judge, read_entries
 from tunecast.model.priors import load_priors
@@ -22,6 +23,10 @@ SAME: dict[str, Any] = {
     "dtype": "bf16", "max_length": 4096, "mean_tokens": 600, "num_samples": 1000, "packing": False,
     "per_device_train_batch_size": 4, "gradient_accumulation_steps": 4, "optim": "adamw_torch",
 }  # fmt: skip
+
+
+FILLED = "samples fill seq_len"
+PLAIN = {"step_time_s": "", "total_time_h": "", "total_tokens_or_steps": ""}
 
 
 def read(**cells: str) -> Entry:
@@ -77,12 +82,77 @@ def test_the_interval_reaches_as_far_as_lengths_may_be_unlike() -> None:
         ({"seq_len": "512"}, "mean_tokens '600' is above seq_len 512"),
         ({"mean_tokens": "about half"}, "mean_tokens"),
         ({"packed": "perhaps"}, "packed 'perhaps' is not in the vocabulary"),
+        ({"samples_per_s": "5000"}, "above 1"),
+        ({"samples_per_s": "", "step_time_s": "4100"}, "may be 4100 milliseconds"),
+        ({"step_time_s": "9"}, "contradict each other"),
+        ({"packed": "yes", "samples_per_s": "", "tokens_per_s": "6000", "mean_tokens": "-500"}, "mean_tokens '-500'"),
+        ({"packed": "yes", "samples_per_s": "", "tokens_per_s": "6000", "mean_tokens": "abc"}, "mean_tokens 'abc'"),
+        ({"packed": "samples fill seq_len"}, "mean_tokens '600' contradicts packed 'samples fill seq_len'"),
     ],
 )
 def test_what_is_not_compared_says_why(cells: dict[str, str], said: str) -> None:
     entry = read(**cells)
     assert entry.run is None or entry.run.tokens_per_s is None
     assert said in entry.reason
+
+
+@pytest.mark.parametrize(
+    ("cells", "samples_per_s"),
+    [
+        ({"samples_per_s": "1.5 per GPU", "gpus": "4", "parallelism": "ddp"}, 6.0),
+        ({"samples_per_s": "", "total_time_h": "1.5", "total_tokens_or_steps": "600 steps"}, 600 * 16 / 5400),
+        ({"samples_per_s": "", "step_time_s": "3.2 s"}, 5.0),
+    ],
+)
+def test_a_speed_may_be_written_as_in_any_other_row(cells: dict[str, str], samples_per_s: float) -> None:
+    written, plain = read(**cells), read(**{**cells, **PLAIN, "samples_per_s": str(samples_per_s)})
+    assert written.run is not None
+    assert plain.run is not None
+    assert written.run.tokens_per_s == pytest.approx(plain.run.tokens_per_s)
+
+
+@pytest.mark.parametrize("cells", [{}, {"gpus": "8", "parallelism": "ddp"}, {"gpus": "8", "parallelism": "fsdp"}])
+def test_tokens_are_those_that_an_estimate_counts(cells: dict[str, str]) -> None:
+    """Padding of a copy's own rows, not that of the longest row of all copies."""
+    same = {"num_gpus": int(cells.get("gpus", 1)), "sharding": cells.get("parallelism", "none")}
+    judged = judge(read(**cells), lambda _: load_priors())
+    (told,) = tunecast.estimate("meta-llama/Llama-3.1-8B", **{**SAME, **same})
+    assert judged.prediction is not None
+    assert judged.prediction.tokens_per_s.value == pytest.approx(told.tokens_per_s.value, rel=0.005)
+
+
+@pytest.mark.parametrize("gpus", [2, 8])
+def test_on_several_gpus_the_interval_holds_samples_that_are_all_alike(gpus: int) -> None:
+    """What links take at the least is that of the rows assumed; rows of 600 tokens are no longer held by it."""
+    cells = {"gpus": str(gpus), "parallelism": "ddp"}
+    unlike = judge(read(**cells), lambda _: load_priors())
+    alike = judge(read(**cells, packed=FILLED, seq_len="600", mean_tokens=""), lambda _: load_priors())
+    assert unlike.speed is not None
+    assert alike.speed is not None
+    samples_per_s = [
+        judged.prediction.tokens_per_s.value / length
+        for judged, length in ((unlike, rows_of_mean(cells)), (alike, 600))
+        if judged.prediction is not None
+    ]
+    fastest = unlike.speed.predicted.high / unlike.speed.predicted.value * samples_per_s[0]
+    assert fastest > 0.97 * samples_per_s[1]
+
+
+def rows_of_mean(cells: dict[str, str]) -> int:
+    """Tokens of a copy's own mean row."""
+    run = read(**cells).run
+    assert run is not None
+    assert run.mean_tokens is not None
+    return rows_of(run.run, run.mean_tokens).own_length
+
+
+@pytest.mark.parametrize("batch", ["1", "8"])
+def test_padding_takes_its_memory_whether_or_not_its_mean_is_known(batch: str) -> None:
+    cells = {"micro_batch": batch, "peak_mem_gib": "54", "reserved_or_allocated": "allocated"}
+    peaks = [judge(read(**cells, mean_tokens=mean), lambda _: load_priors()).memory for mean in ("", "600")]
+    assert peaks[0] is not None
+    assert peaks[1] is not None
+    assert peaks[0].predicted == peaks[1].predicted
 
 
 def test_packed_rows_need_no_mean() -> None:

@@ -1,0 +1,84 @@
+"""What a tornado and a what-if say of samples of which only the mean length is known."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import tunecast
+from tunecast.model.parallel_scaling import LONGER_ROWS
+from tunecast.sweep import sweep
+from tunecast.sweep_result import Bar, Sweep
+from tunecast.unlike_lengths import LENGTHS
+
+MODEL, GPU = "meta-llama/Llama-3.1-8B", "h100-sxm5-80gb"
+PADDED: dict[str, Any] = {
+    "method": "lora", "num_gpus": 8, "sharding": "ddp", "num_samples": "200k", "mean_tokens": 500, "packing": False,
+    "per_device_train_batch_size": 4, "max_length": 2048,
+}  # fmt: skip
+PACKED: dict[str, Any] = {
+    "method": "lora", "attn_implementation": "flash_attention_2", "max_length": 131072, "packing": True,
+    "padding_free": True, "mean_tokens": 16000, "tokens": "100M",
+}  # fmt: skip
+
+
+def bars(metric: str | None = None, **options: Any) -> dict[str, Bar]:
+    found = sweep(MODEL, gpu=GPU, metric=metric, **options)
+    return {bar.name: bar for bar in found.bars}
+
+
+def what_if(**options: Any) -> Sweep:
+    return sweep(MODEL, gpu=GPU, analysis="what-if", **options)
+
+
+def test_rows_of_samples_all_alike_cost_what_an_estimate_of_those_costs() -> None:
+    bar = bars("cost", **PADDED)[LENGTHS]
+    alike = {**PADDED, "max_length": 500, "mean_tokens": 500}
+    (told,) = tunecast.estimate(MODEL, gpu=GPU, **alike)
+    assert told.cost_usd is not None
+    assert bar.low == pytest.approx(told.cost_usd.value)
+    assert bar.high is not None
+    assert bar.low < bar.base < bar.high
+
+
+def test_an_amount_in_tokens_keeps_its_samples() -> None:
+    in_samples = bars("time", **PADDED)[LENGTHS]
+    in_tokens = bars("time", **{**PADDED, "num_samples": None, "tokens": "100M"})[LENGTHS]
+    assert (in_tokens.low, in_tokens.high) == pytest.approx((in_samples.low, in_samples.high), rel=1e-6)
+
+
+def test_documents_of_packed_rows_are_moved_too() -> None:
+    bar = bars("cost", **PACKED)[LENGTHS]
+    assert bar.low is not None
+    assert bar.high is not None
+    assert bar.low < bar.base < bar.high
+
+
+@pytest.mark.parametrize(
+    ("metric", "options"),
+    [
+        ("memory", PADDED),
+        ("speed", PADDED),
+        ("cost", {**PADDED, "mean_tokens": 2048}),
+        ("cost", {**PADDED, "packing": True, "mean_tokens": None, "num_samples": None, "tokens": "100M"}),
+    ],
+)
+def test_nothing_is_moved_where_it_is_known_or_not_looked_at(metric: str, options: dict[str, Any]) -> None:
+    assert LENGTHS not in bars(metric, **options)
+
+
+def test_a_what_if_of_padded_rows_says_what_its_tokens_are() -> None:
+    assert any("tokens/s count padding" in note for note in what_if(**PADDED).notes)
+    assert not any("tokens/s count padding" in note for note in what_if(**{**PADDED, "mean_tokens": 2048}).notes)
+
+
+def test_copies_that_wait_for_longer_rows_are_told_as_that() -> None:
+    """No part of a step is slower under DDP: a copy's own rows are shorter than those that it waits for."""
+    (padded,) = tunecast.estimate(MODEL, gpu=GPU, **PADDED)
+    (packed,) = tunecast.estimate(MODEL, gpu=GPU, **{**PADDED, "packing": True})
+    assert padded.scaling is not None
+    assert packed.scaling is not None
+    assert padded.scaling.bound_by == LONGER_ROWS
+    assert packed.scaling.bound_by != LONGER_ROWS
+    assert packed.scaling.efficiency > 0.95
