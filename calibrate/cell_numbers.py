@@ -17,7 +17,7 @@ SPEEDS = ("tokens_per_s", "tokens_per_s_per_gpu")
 MEASURED = (*SPEEDS, "samples_per_s", "step_time_s", "peak_mem_gib")
 WHOLE = ("seq_len", "micro_batch", "grad_accum", "global_batch", "gpus", "rank")
 """Columns of counts."""
-UNGROUPED = (*SPEEDS, "seq_len", "global_batch", "gpus")
+UNGROUPED = (*SPEEDS, "seq_len", "mean_tokens", "global_batch", "gpus")
 """Columns in which a comma groups thousands: elsewhere it may be that of decimals."""
 SECOND = r"s(?:ec(?:onds?|s)?)?"
 EACH = r"(?: ?(?:/|per|on each|each) ?(?:gpu|device|card|rank))"
@@ -27,6 +27,7 @@ STEP = r"(?: ?(?:/|per) ?(?:it|iter|iteration|(?:optimi[sz]er |training )?step))
 SAMPLES = r"(?:samples?|seqs?|sequences?|examples?)"
 UNITS = {
     "seq_len": rf"(?:tokens?|tok)(?: ?(?:/|per) ?{SAMPLES})?",
+    "mean_tokens": rf"(?:tokens?|tok)(?: ?(?:/|per) ?{SAMPLES})?",
     "micro_batch": rf"{SAMPLES}?{EACH}|{SAMPLES}",
     "grad_accum": r"(?:micro[- ]?)?(?:steps?|batches)|x",
     "global_batch": SAMPLES,
@@ -38,13 +39,14 @@ UNITS = {
     "samples_per_s": rf"{SAMPLES}? ?(?:/|per) ?{SECOND}",
 }
 """Units that may stand behind a column's numbers: its own."""
-FRACTIONAL = (*MEASURED, "total_time_h", "total_tokens_or_steps", "internode_gbps", "params_b")
+FRACTIONAL = (*MEASURED, "mean_tokens", "total_time_h", "total_tokens_or_steps", "internode_gbps", "params_b")
 """Columns whose numbers have decimals."""
 DECIMAL_COMMA = re.compile(r"(?<![\d.,])(\d+),(\d+)(?![\d.,])")
 POINTS = re.compile(r"(?<![\d.,])\d{1,3}(?:(?:\.\d{3}){2,}(?![\d.])|(?:\.\d{3})+(?=,\d))")
 """Thousands between points that can be nothing else: two groups, or a comma behind one."""
 COUNTED = {
     "seq_len": "tokens",
+    "mean_tokens": "tokens",
     "micro_batch": "samples of one GPU",
     "grad_accum": "micro-batches",
     "global_batch": "samples of all GPUs",
@@ -233,7 +235,7 @@ def _bare(column: str, text: str) -> str:
     plain = re.sub(spread, "", plain, flags=re.IGNORECASE)
     if column in UNITS:
         plain = re.sub(rf"\s*(?:(?:{UNITS[column]})|\((?:{UNITS[column]})\))\s*$", "", plain, flags=re.IGNORECASE)
-    if column in MEASURED:
+    if column in (*MEASURED, "mean_tokens"):
         plain = re.sub(r"^(~|\u2248|ca\.?|about|approx\.?)\s*", "", plain)
     return re.sub(spread, "", plain, flags=re.IGNORECASE)
 

@@ -111,6 +111,13 @@ def test_a_speed_may_be_written_as_in_any_other_row(cells: dict[str, str], sampl
     assert written.run.tokens_per_s == pytest.approx(plain.run.tokens_per_s)
 
 
+@pytest.mark.parametrize(("text", "mean"), [("1,024", 1024.0), ("~600 tokens", 600.0), ("487.5", 487.5)])
+def test_a_mean_may_be_written_as_lengths_are(text: str, mean: float) -> None:
+    run = read(mean_tokens=text).run
+    assert run is not None
+    assert run.mean_tokens == mean
+
+
 @pytest.mark.parametrize("cells", [{}, {"gpus": "8", "parallelism": "ddp"}, {"gpus": "8", "parallelism": "fsdp"}])
 def test_tokens_are_those_that_an_estimate_counts(cells: dict[str, str]) -> None:
     """Padding of a copy's own rows, not that of the longest row of all copies."""
