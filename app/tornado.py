@@ -145,6 +145,8 @@ def uncertain_ends(ask: Ask, base: Forecast, metric: str) -> list[Ends]:
 
 def _rate_ends(question: Question, target: Target, base: Forecast) -> list[Ends]:
     """Every kind of operation that takes time, over the 80% interval of its rate; then the scalar factors."""
+    from tunecast.model.cached_copies import SCALE_CACHED
+    from tunecast.model.columns import CACHED
     from tunecast.model.on_device import job_factors
     from tunecast.model.priors import load_priors
     from tunecast.model.slowest_stage import timed_operations
@@ -165,6 +167,11 @@ def _rate_ends(question: Question, target: Target, base: Forecast) -> list[Ends]
                     name=name, kind="uncertain", labels=labels, low=({}, {kind: 1 / spread}), high=({}, {kind: spread})
                 )
             )
+    if (log_sd := fitted_log_sd(factors, SCALE_CACHED)) > 0:
+        spread = math.exp(Z80 * log_sd)
+        labels = (f"{1 / spread:.2f} x its time", f"{spread:.2f} x its time")
+        low, high = ({CACHED: 1 / spread}, {CACHED: spread})
+        ends.append(Ends(name="time in the cache", kind="uncertain", labels=labels, low=({}, low), high=({}, high)))
     if factors.step_log_sd > 0:
         spread = math.exp(Z80 * factors.step_log_sd)
         labels = (f"{1 / spread:.2f} x its time", f"{spread:.2f} x its time")
