@@ -15,8 +15,9 @@ from tunecast.model.context import Step
 from tunecast.model.fused_losses import Head
 from tunecast.model.kept_chunks import kept_chunks
 from tunecast.model.linears import product
-from tunecast.model.loss_chunks import CHUNKED_NLL, EAGER_UPCAST, KEPT_CHUNKS, TORCHTUNE, head_uses
+from tunecast.model.loss_chunks import CHUNKED_CE, CHUNKED_NLL, EAGER_UPCAST, KEPT_CHUNKS, TORCHTUNE, head_uses
 from tunecast.model.operation import Kind, Phase
+from tunecast.model.products import product_by_sample
 from tunecast.model.seen_logits import sees_logits
 from tunecast.model.tape import Grads, Tape, Tensor
 from tunecast.model.unsloth_rules import CAPPED, HALF_FREE, SPACIOUS, TODAY, UNSLOTH_LOSSES
@@ -77,20 +78,30 @@ def shared_weight(step: Step, name: str, elements: int) -> Tensor:
 
 
 def chunked_head_and_loss(step: Step, x: Tensor, labels: Tensor) -> Tensor:
-    """Output head and cross-entropy over chunks of tokens, of TRL or torchtune."""
+    """Output head and cross-entropy over chunks of tokens, of TRL or torchtune.
+
+    Those of ``chunked_ce`` are cut out of every sample: a frozen head multiplies sample by sample, a trained one a copy
+    of them below each other; autocast's cast makes that anyway.
+    """
     vocab, hidden = step.architecture.vocab_size, step.architecture.hidden_size
     name = head_name(step)
 
+    batch, trained = step.run.per_device_train_batch_size, step.weight(name, vocab * hidden).needs_grad
+    apart = step.run.loss_type == CHUNKED_CE and step.autocast_dtype in (None, x.dtype)
+
     def head(rows: Tensor) -> Tensor:
         outer, step.cache = step.cache, step.cache if step.tape.phase is Phase.FORWARD else {}
-        made = product(step, "lm_head", rows, shared_weight(step, name, vocab * hidden), k=hidden, n=vocab)
+        weight = shared_weight(step, name, vocab * hidden)
+        if apart and not trained:
+            made = product_by_sample(step, "lm_head", rows, weight, batch, k=hidden, n=vocab)
+        else:
+            made = product(step, "lm_head", rows, weight, k=hidden, n=vocab)
         step.cache = outer
         return made
 
     if step.run.loss_type in KEPT_CHUNKS:
-        trained = step.weight(name, vocab * hidden).needs_grad
-        return kept_chunks(step.tape, x, labels, head, step.run, hidden=hidden, vocab=vocab, trained=trained)
-    batch = step.run.per_device_train_batch_size
+        joined = apart and trained and batch > 1
+        return kept_chunks(step.tape, x, labels, head, step.run, hidden=hidden, vocab=vocab, joined=joined)
     return losses.chunked_nll(step.tape, x, labels, head, batch=batch, hidden=hidden, vocab=vocab)
 
 

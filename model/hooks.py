@@ -29,7 +29,7 @@ import numpy as np
 from tunecast.model.curves import Array
 from tunecast.model.operation import GROUPED, Kind, Operation, Phase
 from tunecast.model.run import Run
-from tunecast.model.segments import BACKWARD, FORWARD, SEGMENTS
+from tunecast.model.segments import BACKWARD, FORWARD, HEAD_PRODUCT, SEGMENTS
 
 TRACED = "aten."
 """How names of traced operations begin."""
@@ -87,10 +87,10 @@ def is_adapters(operation: Operation, run: Run) -> bool:
 
 
 def enters_module(operation: Operation) -> bool:
-    """Whether a product is that of a module with weights: one by one, or all experts' in one kernel; not those of heads
-    and chunks (eager and linear attention), which are stacks of products too."""
-    stack = len(operation.shape) > len("mnk")
-    return operation.kind is Kind.GEMM and (not stack or operation.layout.endswith(GROUPED))
+    """Whether a product is that of a module with weights: one by one, all experts' in one kernel, or the output head's
+    of all samples; not those of heads and chunks (eager and linear attention), which are stacks of products too."""
+    of_pairs = len(operation.shape) > len("mnk") and operation.name != HEAD_PRODUCT
+    return operation.kind is Kind.GEMM and (not of_pairs or operation.layout.endswith(GROUPED))
 
 
 def unit_notes(parts_s: Mapping[str, float], step_s: float) -> tuple[str, ...]:

@@ -32,16 +32,17 @@ from tunecast.model.tape import Tape, Tensor
 
 
 def kept_chunks(
-    tape: Tape, x: Tensor, labels: Tensor, head: Head, run: Run, *, hidden: int, vocab: int, trained: bool
+    tape: Tape, x: Tensor, labels: Tensor, head: Head, run: Run, *, hidden: int, vocab: int, joined: bool
 ) -> Tensor:
-    """Mean loss over all tokens but the last of each sample; `trained`: the head's weight is."""
+    """Mean loss over all tokens but the last of each sample; `joined`: the head multiplies a chunk's samples together,
+    which a copy lays out for it."""
     tape.moment = "loss"
     shifted = ops.elementwise(tape, "labels", (labels,), labels.elements, "int64")
     valid = ops.elementwise(tape, "loss.valid", (shifted,), labels.elements, "bool")
     ops.elementwise(tape, "loss.sum", (valid,), 1, "int64")
     losses = linear_losses if run.loss_type == LINEAR_CE else chunked_losses
     total: Tensor | None = None
-    for loss in losses(tape, x, shifted, head, run, hidden=hidden, vocab=vocab, trained=trained):
+    for loss in losses(tape, x, shifted, head, run, hidden=hidden, vocab=vocab, joined=joined):
         total = begun(tape, loss) if total is None else added(tape, total, loss)
     assert total is not None
     tape.hold(x, shifted)
@@ -49,14 +50,14 @@ def kept_chunks(
 
 
 def chunked_losses(
-    tape: Tape, x: Tensor, shifted: Tensor, head: Head, run: Run, *, hidden: int, vocab: int, trained: bool
+    tape: Tape, x: Tensor, shifted: Tensor, head: Head, run: Run, *, hidden: int, vocab: int, joined: bool
 ) -> Iterator[Tensor]:
     """Losses of chunks of logits that are all made first, and are there until the last loss is."""
     batch = run.per_device_train_batch_size
     rows = [batch * length for length in chunk_lengths(run)]
     tape.logits_sizes = {n * vocab for n in rows}
     parts = gpt.split(tape, x, tuple(n * hidden for n in rows), name="loss.chunk")
-    made = [head(together(tape, part) if batch > 1 and trained else part) for part in parts]
+    made = [head(together(tape, part) if joined else part) for part in parts]
     targets = [copied_labels(tape, shifted, n, batch) for n in rows]
     for logits, target in zip(made, targets, strict=True):
         yield chunk_loss(tape, logits, target, vocab)
@@ -64,10 +65,10 @@ def chunked_losses(
 
 
 def linear_losses(
-    tape: Tape, x: Tensor, shifted: Tensor, head: Head, run: Run, *, hidden: int, vocab: int, trained: bool
+    tape: Tape, x: Tensor, shifted: Tensor, head: Head, run: Run, *, hidden: int, vocab: int, joined: bool
 ) -> Iterator[Tensor]:
     """Losses of chunks that make their logits themselves, of the rows that have a label."""
-    del trained
+    del joined
     batch, lengths = run.per_device_train_batch_size, chunk_lengths(run)
     rows = [batch * length for length in lengths]
     parts = [part_of(tape, x, n * hidden, name="loss.chunk", copied=False) for n in rows]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tunecast.model import primitives as ops
+from tunecast.model.attention_eager import batched_product
 from tunecast.model.context import Step
 from tunecast.model.tape import Tensor
 
@@ -31,3 +32,14 @@ def product(step: Step, name: str, x: Tensor, weight: Tensor, *, k: int, n: int,
     cast_weight = ops.autocast_weight(step.tape, weight, dtype, step.cache)
     cast_x = cast_input(step, x, dtype)
     return ops.matmul(step.tape, name, cast_x, cast_weight, k=k, n=n, bias=cast_bias)
+
+
+def product_by_sample(step: Step, name: str, x: Tensor, weight: Tensor, samples: int, *, k: int, n: int) -> Tensor:
+    """Rows that are not all below each other in memory times a frozen weight: a kernel for a product of each sample's.
+
+    PyTorch folds samples into rows only where that takes no copy, or where the weight is trained (``should_fold`` of
+    ``LinearAlgebra.cpp``); rows that are a part of one sample it does not fold either.
+    """
+    cast_x, cast_weight = operands(step, x, weight)
+    sizes = (samples, x.elements // (k * samples), n, k)
+    return batched_product(step.tape, name, cast_x, cast_weight, sizes, b_transposed=True)

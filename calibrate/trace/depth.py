@@ -144,7 +144,7 @@ def with_names(trace: Trace, architecture: Architecture, run: Run) -> Trace:
     def named(op: Operation) -> Operation:
         if op.kind is not Kind.GEMM or op.phase is Phase.BACKWARD:
             return op
-        if op.phase is Phase.FORWARD and len(op.shape) == 3 and op.shape[1] == architecture.vocab_size:
+        if op.phase is Phase.FORWARD and op.layer is None and op.shape[1] == architecture.vocab_size:
             return replace(op, name=HEAD_PRODUCT)
         rows, columns, depth = op.shape[:3] if len(op.shape) == 4 else (0, 0, 0)
         scored = rows == columns == run.max_length and depth in head_dims and op.layout == "nt"

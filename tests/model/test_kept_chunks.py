@@ -1,22 +1,32 @@
 """torchtune's chunked losses: their published ladder of memory, and how many tokens a chunk has.
 
-What they launch and hold is compared with their code, traced, in `test_variants_against_trace`.
+What they launch and hold is compared with their code, traced, in `test_variants_against_trace`; here the products of
+the head one by one, since a kernel for each sample's takes longer than one for all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
 
-from tunecast.model.architectures import load_architecture
-from tunecast.model.loss_chunks import chunk_lengths
+from tunecast.model.architectures import architecture_from_config, load_architecture
+from tunecast.model.hooks import enters_module
+from tunecast.model.inventory import step_operations
+from tunecast.model.loss_chunks import KEPT_CHUNKS, chunk_lengths
 from tunecast.model.memory import memory_timeline
+from tunecast.model.operation import Kind, Operation, Phase
 from tunecast.model.run import Run
+from tunecast.model.segments import HEAD_PRODUCT
 from tunecast.model.units import GIB
 
 RunOf = Callable[..., Run]
+SMALL = {
+    "model_type": "llama", "hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 2,
+    "num_attention_heads": 8, "num_key_value_heads": 2, "vocab_size": 4096, "max_position_embeddings": 8192,
+}  # fmt: skip
 LADDER = {
     "packed": (60.0, {"torch_compile": False, "loss_type": "nll", "gradient_checkpointing": False}),
     "compile": (51.0, {"loss_type": "nll", "gradient_checkpointing": False}),
@@ -65,3 +75,52 @@ def test_compiled_chunks_are_a_graph_each(run_of: RunOf, kind: str) -> None:
     }
     logits = 8192 * llama.vocab_size
     assert peaks["nll"] - peaks[kind] == pytest.approx((4 + 4 - 2 - 2 / 8) * logits, rel=0.03)
+
+
+def head_products(operations: Iterable[Operation], vocab: int) -> Counter[tuple[Any, ...]]:
+    """Launches of products that have the vocabulary as one side."""
+    found: Counter[tuple[Any, ...]] = Counter()
+    for op in operations:
+        if op.kind is Kind.GEMM and vocab in op.shape[:3]:
+            found[op.phase, op.shape, op.layout] += op.total_launches
+    return found
+
+
+HEADS = {
+    "one sample": {"method": "lora", "per_device_train_batch_size": 1},
+    "samples": {"method": "lora"},
+    "samples in fp32": {"method": "lora", "dtype": "fp32", "precision": "fp32"},
+    "samples that autocast casts": {"method": "lora", "dtype": "fp32"},
+    "a trained head": {"method": "full"},
+    "a trained head that autocast casts": {"method": "full", "dtype": "fp32", "precision": "bf16-autocast"},
+}
+
+
+@pytest.mark.parametrize("kind", KEPT_CHUNKS)
+@pytest.mark.parametrize("head", HEADS)
+def test_the_head_multiplies_as_the_traced_code_does(
+    head: str, kind: str, run_of: RunOf, same_as_traced: Callable[..., None]
+) -> None:
+    """Chunks that are cut out of every sample a frozen head takes sample by sample (PyTorch's ``should_fold``)."""
+    from tunecast.calibrate.trace.tracer import trace_step
+
+    llama = architecture_from_config(SMALL, "llama")
+    options = {"max_length": 501, "per_device_train_batch_size": 3, "loss_type": kind, **HEADS[head]}
+    same_as_traced(llama, **options)
+    run = run_of(llama, **options)
+    found = head_products(step_operations(llama, run), llama.vocab_size)
+    assert found == head_products(trace_step(llama, run).stream, llama.vocab_size)
+
+
+@pytest.mark.parametrize("samples", [1, 3])
+def test_the_traced_head_is_told_apart_whatever_it_multiplies(run_of: RunOf, samples: int) -> None:
+    """The host's time of the forward's end, and hooks of modules, go by its name."""
+    pytest.importorskip("peft")
+    from tunecast.calibrate.exact_source import TracedSteps
+
+    llama = architecture_from_config(SMALL, "llama")
+    run = run_of(llama, max_length=501, per_device_train_batch_size=samples, loss_type="chunked_ce")
+    sources = step_operations(llama, run), TracedSteps()(llama, run, "cuda").operations
+    named = ([op for op in each if op.name == HEAD_PRODUCT and op.phase is Phase.FORWARD] for each in sources)
+    entered = [sum(op.count for op in each if enters_module(op)) for each in named]
+    assert entered == [8, 8]
