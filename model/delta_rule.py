@@ -3,7 +3,9 @@
 Inside a chunk pairs of tokens are products and a triangular system; from chunk to chunk a state goes on in a loop. In
 the backward every turn of that loop makes gradients as large as all chunks, zeros but for its own: traffic grows with
 the square of the length. Everything is in fp32 but the products, which autocast runs in 16 bits.
-Source: transformers 5 ``modeling_qwen3_5.py``, ``torch_chunk_gated_delta_rule``.
+In pure fp32 no cast lays queries and keys out by head, and without padding nothing else does: products then copy them.
+Source: transformers 5 ``modeling_qwen3_5.py``, ``torch_chunk_gated_delta_rule``; PyTorch ``LinearAlgebra.cpp``,
+``_matmul_impl``, which copies what it cannot see as one stack of matrices.
 """
 
 from __future__ import annotations
@@ -36,6 +38,10 @@ class Chunks:
     """Tokens of all samples."""
     key_dim: int
     value_dim: int
+    copies_all: bool = False
+    """Whether products of pairs in all chunks copy their operands."""
+    copies_one: bool = False
+    """Whether products of one chunk with the state copy queries and keys."""
 
     @property
     def positions(self) -> int:
@@ -53,15 +59,22 @@ class Chunks:
         return self.heads * self.key_dim * self.value_dim
 
 
-def chunks_of(net: DeltaNet, run: Run) -> Chunks:
-    """The sizes of a run's call."""
+def chunks_of(net: DeltaNet, run: Run, dtype: str = "") -> Chunks:
+    """The sizes of a run's call, for heads of `dtype`.
+
+    Heads that are repeated lie token by token, others, as the convolution writes them, channel by channel.
+    """
     samples, length = run.per_device_train_batch_size, run.max_length
+    count, as_they_come = -(-length // CHUNK), dtype == "fp32" and length % CHUNK == 0
+    copies_one = as_they_come and samples > 1 and net.key_heads < net.value_heads
     return Chunks(
         heads=samples * net.value_heads,
-        count=-(-length // CHUNK),
+        count=count,
         tokens=samples * length,
         key_dim=net.key_dim,
         value_dim=net.value_dim,
+        copies_all=copies_one or (as_they_come and count > 1),
+        copies_one=copies_one,
     )
 
 
@@ -71,6 +84,11 @@ def products(step: Step, name: str, a: Tensor, b: Tensor, sizes: tuple[int, int,
     right = ops.cast(step.tape, b, dtype)
     left = ops.cast(step.tape, a, dtype)
     return batched_product(step.tape, name, left, right, sizes, b_transposed=turned)
+
+
+def operand(tape: Tape, x: Tensor, *, copied: bool) -> Tensor:
+    """What a product multiplies: a copy where its matrices do not lie as one stack."""
+    return ops.copy(tape, x, name="head_layout") if copied else x
 
 
 def normalised(tape: Tape, x: Tensor, rows: int) -> Tensor:
@@ -88,7 +106,8 @@ def exponential(tape: Tape, x: Tensor) -> Tensor:
 
 def delta_rule(step: Step, net: DeltaNet, heads: tuple[Tensor, Tensor, Tensor], decay: Tensor, beta: Tensor) -> Tensor:
     """Output of all heads from queries, keys and values, the logarithm of the decay and the rate of every token."""
-    tape, chunks, dtype = step.tape, chunks_of(net, step.run), heads[0].dtype
+    tape, dtype = step.tape, heads[0].dtype
+    chunks = chunks_of(net, step.run, dtype)
     repeated = net.value_heads // net.key_heads
     narrow = [ops.repeat_heads(tape, each, repeated) if repeated > 1 else each for each in heads[:2]]
     wide = [ops.cast(tape, each, "fp32") for each in (*narrow, heads[2], beta, decay)]
@@ -125,9 +144,13 @@ def inside_chunks(step: Step, chunks: Chunks, *given: Tensor) -> tuple[Tensor, .
     pairs = exponential(tape, gpt.filled(tape, pairs, mask, name="decay"))
     matrices = chunks.heads * chunks.count
     sizes = (matrices, CHUNK, CHUNK, chunks.key_dim)
-    system = products(step, "key_products", weighted_keys, key, sizes, turned=True)
-    system = weighed(tape, system, pairs)
-    scores = weighed(tape, products(step, "scores", query, key, sizes, turned=True), pairs)
+
+    def of_pairs(name: str, *sides: Tensor) -> Tensor:
+        left, right = (operand(tape, side, copied=chunks.copies_all) for side in sides)
+        return weighed(tape, products(step, name, left, right, sizes, turned=True), pairs)
+
+    system = of_pairs("key_products", weighted_keys, key)
+    scores = of_pairs("scores", query, key)
     decayed = ops.multiply(tape, weighted_keys, exponential(tape, summed), name="decay")
     new_values = kernels.solved(tape, system, weighted_values, (matrices, CHUNK, chunks.value_dim))
     state_keys = kernels.solved(tape, system, decayed, (matrices, CHUNK, chunks.key_dim))
@@ -182,12 +205,14 @@ def one_chunk(
     known = products(step, "state_read", of_chunk(state_keys), state, (heads, CHUNK, values, keys), turned=False)
     fresh = routing.subtract(tape, own, known, name="chunks")
     tape.hold(*local[:1])
-    before = products(step, "state_read", of_chunk(query), state, (heads, CHUNK, values, keys), turned=False)
+    asked = operand(tape, of_chunk(query), copied=chunks.copies_one)
+    before = products(step, "state_read", asked, state, (heads, CHUNK, values, keys), turned=False)
     tape.hold(*local[1:])
     inside = products(step, "values", of_chunk(scores), fresh, (heads, CHUNK, values, CHUNK), turned=False)
     mixed = kernels.written(tape, mixed, ops.add(tape, before, inside, name="chunks"), name="chunks")
     kept = ops.multiply(tape, state, of_chunk(decays), name="state")
-    added = products(step, "state_write", of_chunk(key), fresh, (heads, keys, values, CHUNK), turned=False)
+    told = operand(tape, of_chunk(key), copied=chunks.copies_one)
+    added = products(step, "state_write", told, fresh, (heads, keys, values, CHUNK), turned=False)
     new_state = ops.add(tape, kept, added, name="state")
     graph = [each for made in (kept, added) if made.node is not None for each in made.node.saves]
     tape.hold(state, *graph)  # of the last turn, which no backward comes to, until its new state is dropped

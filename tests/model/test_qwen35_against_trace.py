@@ -62,6 +62,7 @@ METHODS: dict[str, dict[str, Any]] = {
     },
     "full, fp32": {"method": "full", "max_length": 96, "precision": "fp32", "dtype": "fp32"},
 }  # fmt: skip
+IN_FP32 = {"dtype": "fp32", "precision": "fp32"}
 
 
 def small(**changes: Any) -> Architecture:
@@ -86,6 +87,19 @@ def test_the_step_is_the_traced_step(same_as_traced: Callable[..., None], method
 )
 def test_heads_of_keys_for_each_of_values(same_as_traced: Callable[..., None], length: int, samples: int) -> None:
     same_as_traced(small(**PER_KEY), max_length=length, per_device_train_batch_size=samples)
+
+
+@pytest.mark.parametrize(
+    ("length", "samples"), [(64, 2), *(pytest.param(*case, marks=THOROUGH) for case in ((64, 1), (128, 1), (128, 2)))]
+)
+@pytest.mark.parametrize("heads", [{}, PER_KEY], ids=["repeated", "one for one"])
+def test_chunks_in_fp32_without_padding_are_copied_by_products(
+    same_as_traced: Callable[..., None], heads: dict[str, int], length: int, samples: int
+) -> None:
+    """Neither a cast nor padding lays them out by head."""
+    asked = {**IN_FP32, "max_length": length, "per_device_train_batch_size": samples}
+    same_as_traced(small(**heads), **asked)
+    same_as_traced(small(**heads), **asked, method="full", gradient_checkpointing=False)
 
 
 VARIANTS: dict[str, dict[str, Any]] = {

@@ -33,6 +33,9 @@ METHODS: dict[str, dict[str, Any]] = {
     "lora, eager": {"attn_implementation": "eager", "max_length": 256},
     "lora, fp16": {"dtype": "fp16", "precision": "fp16-autocast", "max_length": 256},
     "lora in fp32, two samples": {"dtype": "fp32", "max_length": 40, "per_device_train_batch_size": 2},
+    "lora in fp32, whole chunks of two samples": {
+        "dtype": "fp32", "precision": "fp32", "max_length": 128, "per_device_train_batch_size": 2,
+    },
     "lora, bf16 without autocast": {"precision": "bf16", "max_length": 256},
     "qlora, two samples": {"method": "qlora", "max_length": 130, "per_device_train_batch_size": 2},
     "full, eager, two samples, nothing checkpointed": {
