@@ -180,17 +180,20 @@ def gptj_attention(step: Step, where: str, layer: Layer, x: Tensor, tables: Tabl
 
 
 def falcon_attention(step: Step, where: str, layer: Layer, x: Tensor, tables: Tables) -> Tensor:
-    """One map for queries and the few key and value heads; these repeated for every query, or one for all."""
+    """One map for queries and the few key and value heads; these repeated for every query, or one for all.
+
+    As many of them as queries need not be repeated, and queries are then seen by head as they lie.
+    """
     block, tape = layer.attention, step.tape
     if step.run.attn_implementation == "eager":
         raise NotSupportedError("Falcon's eager attention has no formulas; use --attn-implementation sdpa.")
     whole = linear_map(step, where, block.linears[0], x)
-    rows, repeated = step.tokens * block.head_dim, block.num_kv_heads > 1
+    rows, repeated, groups = step.tokens * block.head_dim, block.num_kv_heads > 1, block.num_heads // block.num_kv_heads
     q = ops.part(tape, whole, rows * block.num_heads, name="qkv_split")
     k, v = (gpt.gathered(tape, whole, rows * block.num_kv_heads, name="qkv_split") for _ in "kv")
-    if repeated:
+    if repeated and groups > 1:
         q = ops.copy(tape, q, name="head_layout")
-        k, v = (ops.repeat_heads(tape, heads, block.num_heads // block.num_kv_heads) for heads in (k, v))
+        k, v = (ops.repeat_heads(tape, heads, groups) for heads in (k, v))
         block = replace(block, num_kv_heads=block.num_heads)
     plain = q, k
     q, k = rotary(step, q, tables.waves[0]), rotary(step, k, tables.waves[0])

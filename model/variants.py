@@ -295,9 +295,15 @@ def lfm2(config: Config, name: str) -> Changes:
 
 
 def falcon(config: Config, name: str) -> Changes:
-    """Falcon 40B's few key-value heads and two norms; Falcon 7B's one key-value head and one norm."""
+    """Falcon 40B's few key-value heads and two norms; Falcon 7B's one key-value head and one norm.
+
+    One head of the newer code is seen by every query in the same memory, of which no published model is.
+    """
     refuse(config, name, alibi=False, bias=False, parallel_attn=True, hidden_dropout=0.0, attention_dropout=0.0)
     if config.get("new_decoder_architecture", False):
+        for field in ("num_kv_heads", "num_key_value_heads"):
+            if config.get(field) == 1:
+                refuse(config, name, **{field: "several"})
         one = config.get("num_ln_in_parallel_attn") == 1
         return {"parallel": "shared" if one else "norms-first"}
     refuse(config, name, multi_query=True)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tunecast.calibrate.trace.tracer import trace_step
+from tunecast.catalogs.errors import UnbuiltFamilyError
 from tunecast.model.architectures import architecture_from_config
 from tunecast.model.inventory import step_operations
 from tunecast.model.memory import memory_timeline
@@ -37,6 +38,10 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"model_type": "qwen2", **SMALL, "tie_word_embeddings": False},
         {"method": "lora", "use_dora": True, "precision": "bf16-autocast", "dtype": "fp32", "max_length": 512},
     ),
+    "a key-value head for each of Falcon's queries": (
+        {**FALCON, "new_decoder_architecture": True, "num_kv_heads": 8},
+        {"max_length": 256, "per_device_train_batch_size": 2},
+    ),
     "BLOOM's own GELU over 4 bits": (BLOOM, {"method": "qlora", "lora_target_modules": "query_key_value"}),
 }
 
@@ -45,6 +50,13 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 def test_what_random_testing_found_is_the_traced_step(what: str, same_as_traced: Callable[..., None]) -> None:
     config, options = CASES[what]
     same_as_traced(architecture_from_config(config, what), **options)
+
+
+def test_one_head_of_falcons_newer_code_is_refused() -> None:
+    """Every query sees it in the same memory, rotated or not, and fused kernels take it: no formula has that."""
+    newer = {**FALCON, "new_decoder_architecture": True, "num_kv_heads": 1}
+    with pytest.raises(UnbuiltFamilyError, match=r"num_kv_heads=1, which has no formulas; trace its real code"):
+        architecture_from_config(newer, "falcon")
 
 
 def bytes_of(operations: Iterable[Operation]) -> dict[tuple[str, str], float]:
