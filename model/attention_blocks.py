@@ -326,7 +326,7 @@ def held_mask(step: Step, mask: Tensor | None) -> tuple[Tensor, ...]:
 
 
 def look_for_packing(step: Step) -> None:
-    """A value that every layer reads, for one sample only: whether its positions restart.
+    """A value that every layer reads, for one sample without padding only: whether its positions restart.
 
     Code that does not look for packing before it makes a mask hands no positions on either (Qwen2-VL's are of three
     kinds), but for OPT, which counts them. Source: transformers ``_is_packed_sequence``; Unsloth calls FlashAttention's
@@ -334,7 +334,7 @@ def look_for_packing(step: Step) -> None:
     """
     architecture = step.architecture
     hands_on = architecture.finds_packing or architecture.position_rows
-    if step.run.per_device_train_batch_size > 1 or not hands_on:
+    if step.run.per_device_train_batch_size > 1 or step.run.has_padding or not hands_on:
         return
     tape, length = step.tape, step.run.max_length
     places = Tensor(length, "int64", None)

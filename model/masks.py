@@ -33,6 +33,9 @@ def attention_masks(step: Step) -> Masks:
     run, blocks = step.run, masked_blocks(step.architecture)
     if run.has_padding and any(block.delta or block.convolution for block in blocks):
         looks_for_padding(step)
+    if run.flash and run.has_padding:
+        for _ in {block.window for block in blocks}:
+            seen_by_flash(step)
     needing = [block for block in blocks if needs_mask(block, run)]
     if not needing:
         return None, None
@@ -71,6 +74,18 @@ def looks_for_padding(step: Step) -> None:
     tape, told = step.tape, Tensor(step.tokens, "int64", None)
     ones = ops.elementwise(tape, "padding.compare", (told,), step.tokens, "bool")
     every = ops.elementwise(tape, "padding.all", (ones,), 1, "bool")
+    if step.platform == "cuda":
+        tape.kernel(SYNCHRONISATION, Kind.MEMORY, (every,), (), n_bytes=2)
+
+
+def seen_by_flash(step: Step) -> None:
+    """The mask of the tokens as booleans, and whether it is all ones, which the host asks (``flash_attention_mask``).
+
+    Left out: what each layer takes out and puts back where it is not.
+    """
+    tape, tokens = step.tape, step.tokens
+    told = ops.elementwise(tape, "padding.cast", (Tensor(tokens, "int64", None),), tokens, "bool")
+    every = ops.elementwise(tape, "padding.all", (told,), 1, "bool")
     if step.platform == "cuda":
         tape.kernel(SYNCHRONISATION, Kind.MEMORY, (every,), (), n_bytes=2)
 

@@ -290,7 +290,7 @@ def _fake_batch(run: Run, ledger: Ledger) -> dict[str, Any]:
 
     shape = (run.per_device_train_batch_size, run.max_length)
     batch = {name: torch.zeros(shape, dtype=torch.int64) for name in ("input_ids", "labels")}
-    if run.has_padding and not run.flash:
+    if run.has_padding:
         batch["attention_mask"] = torch.zeros(shape, dtype=torch.int64)
     for tensor in batch.values():
         ledger.add(tensor, "activations")

@@ -1,7 +1,8 @@
 """``flash_attention_2`` in a trace: transformers' own code around the kernel, without the flash-attn package.
 
 The kernel itself is stood for by PyTorch's flash operator, whose tensors and buffers are the same
-(PyTorch's is a copy of it). Padded and packed samples (``flash_attn_varlen_func``) are not traced.
+(PyTorch's is a copy of it). Padded and packed samples (``flash_attn_varlen_func``) are not traced: a micro-batch with
+padding is looked at as the code does, then its rows are taken as they are.
 """
 
 from __future__ import annotations
@@ -31,14 +32,24 @@ def without_the_package() -> Iterator[None]:
 
     import transformers.modeling_flash_attention_utils as utils
     from transformers import PreTrainedModel
+    from transformers.masking_utils import AttentionMaskInterface
 
     packed = utils._is_packed_sequence
+    masks = AttentionMaskInterface._global_mapping
+    mask_of = masks[FLASH_2]
+    padded = False
 
     def never_packed(position_ids: Any, batch_size: int) -> bool:
-        bool(packed(position_ids, batch_size))
+        if not padded:  # else the code takes padding out before it would look
+            bool(packed(position_ids, batch_size))
         return False
 
+    def left_in(*args: Any, **kwargs: Any) -> None:
+        nonlocal padded
+        padded = mask_of(*args, **kwargs) is not None
+
     with contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch.dict(masks, {FLASH_2: left_in}))
         adjust = PreTrainedModel._check_and_adjust_attn_implementation
         stack.enter_context(mock.patch.object(PreTrainedModel, adjust.__name__, _allowing_flash(adjust)))
         stack.enter_context(mock.patch.object(utils, "_lazy_imports", _kernels))

@@ -28,6 +28,7 @@ FALCON = {
     "tie_word_embeddings": True, "max_position_embeddings": 2048,
 }  # fmt: skip
 BOTH_SIXTEEN = {"lora_target_modules": "q_proj,down_proj", "max_length": 512, "per_device_train_batch_size": 2}
+TOLD = {"attn_implementation": "flash_attention_2", "padding_mask": True}
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     # PyTorch promotes bf16 beside fp16 to fp32
     "bf16 weights under fp16 autocast": (LLAMA, {**BOTH_SIXTEEN, "precision": "fp16-autocast"}),
@@ -41,6 +42,16 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "a key-value head for each of Falcon's queries": (
         {**FALCON, "new_decoder_architecture": True, "num_kv_heads": 8},
         {"max_length": 256, "per_device_train_batch_size": 2},
+    ),
+    # the mask is looked at, and spares the look for packed samples; that padding is taken out is in no forecast
+    "FlashAttention-2 told of padding": (LLAMA, {**BOTH_SIXTEEN, **TOLD}),
+    "FlashAttention-2 told of padding in single samples": (
+        LLAMA,
+        {**BOTH_SIXTEEN, **TOLD, "per_device_train_batch_size": 1, "pad_to_multiple_of": 64},
+    ),
+    "FlashAttention-2 told of padding, two kinds of layers": (
+        {"model_type": "gemma2", **SMALL, "head_dim": 64},
+        {**BOTH_SIXTEEN, **TOLD, "gradient_accumulation_steps": 2},
     ),
     "BLOOM's own GELU over 4 bits": (BLOOM, {"method": "qlora", "lora_target_modules": "query_key_value"}),
 }
