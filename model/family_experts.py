@@ -217,7 +217,10 @@ EXPERTS: dict[str, ExpertsRule] = {
 
 
 def with_experts(architecture: Architecture, config: Mapping[str, Any], name: str) -> Architecture:
-    """The architecture with what only its config tells: experts, and attention beyond plain heads."""
+    """The architecture with what only its config tells: experts, and attention beyond plain heads.
+
+    One of a family with experts carries its config even if none of its layers has them: the class's own defaults do.
+    """
     layers = [group.layer for group in architecture.groups for _ in range(group.count)]
     changed = odd_attention(layers, architecture, config)
     rule = EXPERTS.get(architecture.model_type)
@@ -225,7 +228,7 @@ def with_experts(architecture: Architecture, config: Mapping[str, Any], name: st
         routed = routed_block(rule, config, layers[0].mlp, architecture.hidden_size, name)
         routes = rule.routing_layers(config, len(changed), name)
         changed = [replace(layer, mlp=routed) if here else layer for here, layer in zip(routes, changed, strict=True)]
-    if changed == layers:
+    if changed == layers and rule is None:
         return architecture
     given = inputs_of_layers(config, architecture) if architecture.model_type == "gemma4_text" else None
     settings = json.dumps(dict(config), sort_keys=True)

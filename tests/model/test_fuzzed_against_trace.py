@@ -21,6 +21,7 @@ SMALL = {
     "num_key_value_heads": 2, "vocab_size": 4096, "max_position_embeddings": 8192,
 }  # fmt: skip
 LLAMA = {"model_type": "llama", **SMALL}
+EXPERTS = {"model_type": "qwen3_moe", **SMALL, "head_dim": 64, "num_experts": 16, "moe_intermediate_size": 256}
 BLOOM = {"model_type": "bloom", "hidden_size": 512, "n_layer": 2, "n_head": 8, "vocab_size": 4096}
 FALCON = {
     "model_type": "falcon", "hidden_size": 512, "num_hidden_layers": 2, "num_attention_heads": 8, "vocab_size": 4096,
@@ -52,6 +53,12 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "FlashAttention-2 told of padding, two kinds of layers": (
         {"model_type": "gemma2", **SMALL, "head_dim": 64},
         {**BOTH_SIXTEEN, **TOLD, "gradient_accumulation_steps": 2},
+    ),
+    # the classes of configs without experts have some by default
+    "experts in no layer": ({**EXPERTS, "mlp_only_layers": [0, 1]}, {"method": "full", "max_length": 256}),
+    "experts in every fourth layer of two": (
+        {**EXPERTS, "model_type": "qwen2_moe", "decoder_sparse_step": 4},
+        {**BOTH_SIXTEEN, "lora_target_modules": "q_proj,v_proj"},
     ),
     "BLOOM's own GELU over 4 bits": (BLOOM, {"method": "qlora", "lora_target_modules": "query_key_value"}),
 }
