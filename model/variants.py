@@ -28,9 +28,10 @@ ONE_KERNEL = {"silu": ("silu", "swish"), "gelu": ("gelu", "gelu_pytorch_tanh")}
 
 
 def adapted(family: Family, config: Config, name: str) -> Family:
-    """The family as this config has it."""
-    changes = VARIANTS.get(family.model_type)
-    found = family if changes is None else replace(family, **changes(config, name))
+    """The family as this config has it: attention weights are dropped while training where it says so."""
+    changes, dropped = VARIANTS.get(family.model_type), config.get("attention_dropout") or 0.0
+    given = {"attention_dropout": dropped, **({} if changes is None else changes(config, name))}
+    found = replace(family, **given)
     known = ONE_KERNEL.get(found.activation)
     if known and config.get("hidden_act") not in known:
         refuse(config, name, hidden_act=known[0])
@@ -60,6 +61,12 @@ def phi(config: Config, name: str) -> Changes:
     refuse(config, name, qk_layernorm=False)
     drops = {"dropout": "resid_pdrop", "embedding_dropout": "embd_pdrop", "attention_dropout": "attention_dropout"}
     return {name: config.get(field, 0.0) for name, field in drops.items()}
+
+
+def phi3(config: Config, name: str) -> Changes:
+    """Phi-3 and Phi-4, which drop nothing of their blocks' outputs."""
+    refuse(config, name, resid_pdrop=0.0)
+    return {}
 
 
 def starcoder2(config: Config, name: str) -> Changes:
@@ -129,7 +136,7 @@ def gptj(config: Config, name: str) -> Changes:
 def opt(config: Config, name: str) -> Changes:
     """Norms before each block and tables as wide as the stream: all but OPT-350M."""
     refuse(config, name, do_layer_norm_before=True, enable_bias=True, layer_norm_elementwise_affine=True)
-    refuse(config, name, activation_function="relu", word_embed_proj_dim=config.get("hidden_size"))
+    refuse(config, name, activation_function="relu", word_embed_proj_dim=config.get("hidden_size"), layerdrop=0.0)
     return {"dropout": config.get("dropout", 0.1)}
 
 
@@ -335,6 +342,7 @@ VARIANTS: dict[str, Callable[[Config, str], Changes]] = {
     "olmo3": olmo3,
     "opt": opt,
     "phi": phi,
+    "phi3": phi3,
     "qwen": qwen,
     "qwen2_moe": qwen2_moe,
     "qwen3_5_moe_text": qwen3_5,

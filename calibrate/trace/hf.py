@@ -77,6 +77,7 @@ def hf_config(architecture: Architecture, num_layers: int | None = None) -> Any:
         "vocab_size": architecture.vocab_size,
         "tie_word_embeddings": architecture.tie_word_embeddings,
         "max_position_embeddings": architecture.max_position or UNBOUNDED_POSITION,
+        "attention_dropout": architecture.attention_dropout,
         "use_cache": False,
         "bos_token_id": None,
         "eos_token_id": None,

@@ -30,6 +30,7 @@ FALCON = {
 }  # fmt: skip
 BOTH_SIXTEEN = {"lora_target_modules": "q_proj,down_proj", "max_length": 512, "per_device_train_batch_size": 2}
 TOLD = {"attn_implementation": "flash_attention_2", "padding_mask": True}
+EAGER = {"attn_implementation": "eager", "gradient_checkpointing": False}
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     # PyTorch promotes bf16 beside fp16 to fp32
     "bf16 weights under fp16 autocast": (LLAMA, {**BOTH_SIXTEEN, "precision": "fp16-autocast"}),
@@ -60,6 +61,10 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {**EXPERTS, "model_type": "qwen2_moe", "decoder_sparse_step": 4},
         {**BOTH_SIXTEEN, "lora_target_modules": "q_proj,v_proj"},
     ),
+    # a field of every plain family's config, which training obeys
+    "dropped attention weights": ({**LLAMA, "attention_dropout": 0.1}, {**BOTH_SIXTEEN, **EAGER}),
+    "dropped attention weights beside experts": ({**EXPERTS, "attention_dropout": 0.1}, {"max_length": 256, **EAGER}),
+    "attention weights dropped inside the kernel": ({**LLAMA, "attention_dropout": 0.1}, BOTH_SIXTEEN),
     "BLOOM's own GELU over 4 bits": (BLOOM, {"method": "qlora", "lora_target_modules": "query_key_value"}),
 }
 
@@ -75,6 +80,17 @@ def test_one_head_of_falcons_newer_code_is_refused() -> None:
     newer = {**FALCON, "new_decoder_architecture": True, "num_kv_heads": 1}
     with pytest.raises(UnbuiltFamilyError, match=r"num_kv_heads=1, which has no formulas; trace its real code"):
         architecture_from_config(newer, "falcon")
+
+
+@pytest.mark.parametrize("field", ["resid_pdrop", "layerdrop"])
+def test_what_else_training_drops_is_refused(field: str) -> None:
+    """Of blocks' outputs (Phi-3), whole layers at random (OPT)."""
+    plain = {"phi3": LLAMA, "opt": {"hidden_size": 512, "ffn_dim": 2048, "num_attention_heads": 8, "vocab_size": 4096}}
+    kind = "phi3" if field == "resid_pdrop" else "opt"
+    config = {**plain[kind], "model_type": kind, "num_hidden_layers": 2}
+    assert architecture_from_config({**config, field: 0.0}, kind).total_params
+    with pytest.raises(UnbuiltFamilyError, match=rf"{field}=0.1, which has no formulas; trace its real code"):
+        architecture_from_config({**config, field: 0.1}, kind)
 
 
 def bytes_of(operations: Iterable[Operation]) -> dict[tuple[str, str], float]:
