@@ -35,6 +35,9 @@ from tunecast.model.units import DTYPE_BYTES
 SUM_DTYPE = "fp32"
 """In which torch adds up the gradients of keys and values that go around."""
 
+SURE_RING = 2
+"""GPUs of the longest ring of torch's whose published runs are forecast well."""
+
 
 def is_ring(run: Run) -> bool:
     """Whether keys and values go around, rather than heads for tokens."""
@@ -44,6 +47,17 @@ def is_ring(run: Run) -> bool:
 def is_gathered(run: Run) -> bool:
     """Whether a ring has all keys and values after one gather, as torch's."""
     return is_ring(run) and run.stack not in MEGATRON
+
+
+def ring_notes(run: Run) -> tuple[str, ...]:
+    """How well long rings of PyTorch's own code are known."""
+    if not is_gathered(run) or run.cp <= SURE_RING:
+        return ()
+    note = (
+        f"of a ring of {run.cp} GPUs by PyTorch's own code little is known: the published runs with 4 and 8 (131,072 and "
+        "262,144 tokens) were about 30% slower than forecast, that with 2 as fast (results/validation/time.md, rows TI)"
+    )
+    return (note,)
 
 
 def room_fracs(run: Run) -> Array:

@@ -9,6 +9,7 @@ from typing import Any
 from tunecast.model.amount import Amount, resolve_amount, steps_words
 from tunecast.model.architecture import Architecture
 from tunecast.model.chunked import chunked_notes
+from tunecast.model.context_parallel import ring_notes
 from tunecast.model.documents import document_notes
 from tunecast.model.factors import FactorSet, scaled
 from tunecast.model.feeding import RATE as TOKENIZING
@@ -129,6 +130,7 @@ def forecast(question: Question, target: Target) -> Forecast:
             *flash_3_notes(run, factors),
             *walk_notes(question.architecture, run, factors),
             *chunked_notes(run),
+            *ring_notes(run),
             *record_notes(target),
             *unseen_notes(target, question),
             *link_notes(run, factors, question),

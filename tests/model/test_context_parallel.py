@@ -11,7 +11,7 @@ import pytest
 from tunecast.catalogs.errors import NotSupportedError
 from tunecast.model.architecture import Architecture
 from tunecast.model.architectures import load_architecture
-from tunecast.model.context_parallel import context_operations, exchange_bytes
+from tunecast.model.context_parallel import context_operations, exchange_bytes, ring_notes
 from tunecast.model.flops import executed_flops_per_step
 from tunecast.model.inventory import step_operations
 from tunecast.model.joined import joined
@@ -20,6 +20,7 @@ from tunecast.model.on_device import job_factors
 from tunecast.model.operation import Phase
 from tunecast.model.phase_table import phase_table
 from tunecast.model.resolve import resolve_run
+from tunecast.model.resolve_stacks import of_stack
 from tunecast.model.run import Run
 from tunecast.model.segments import BACKWARD, FORWARD
 from tunecast.model.target import resolve_targets
@@ -150,3 +151,20 @@ def test_windows_that_sdpa_would_need_a_mask_for_are_refused(model: str) -> None
     assert parts == pytest.approx([whole] * 2, rel=0.01)
     window = min(w for group in architecture.groups if (w := group.layer.attention.window) is not None)
     assert resolve_run(architecture, {**options, "max_length": window, "cp": 2}).run.cp == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"num_gpus": 8, "cp": 4, "sharding": "fsdp"}, True),
+        ({"num_gpus": 8, "cp": 2, "sharding": "fsdp"}, False),
+        ({"num_gpus": 8, "cp": 4, "sharding": "zero3", "cp_kind": "ulysses"}, False),
+        ({"num_gpus": 8, "cp": 4, "sharding": "zero1", "stack": "megatron"}, False),
+        ({"num_gpus": 8, "sharding": "fsdp"}, False),
+    ],
+)
+def test_long_rings_of_torch_are_told_as_little_known(options: dict[str, Any], told: bool) -> None:
+    """The published runs behind the words: torchtitan's with rings of 4 and 8 are slower, with 2 as forecast."""
+    architecture = of_stack(load_architecture("meta-llama/Llama-3.1-8B"), options)
+    run = resolve_run(architecture, {"method": "full", **options}).run
+    assert bool(ring_notes(run)) is told
