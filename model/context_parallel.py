@@ -54,8 +54,8 @@ def ring_notes(run: Run) -> tuple[str, ...]:
     if not is_gathered(run) or run.cp <= SURE_RING:
         return ()
     note = (
-        f"of a ring of {run.cp} GPUs by PyTorch's own code little is known: the published runs with 4 and 8 (131,072 and "
-        "262,144 tokens) were about 30% slower than forecast, that with 2 as fast (results/validation/time.md, rows TI)"
+        f"of a ring of {run.cp} GPUs by PyTorch's own code little is known: the published runs with 4 and 8 (131,072 "
+        "and 262,144 tokens) were about 30% slower than forecast, that with 2 as fast (results/validation/time.md, TI)"
     )
     return (note,)
 
