@@ -110,7 +110,7 @@ def test_waiting_that_a_shared_update_makes_up_for_is_told() -> None:
     waiting = found.scaling.exposed_communication_s / found.step_time_s.value
     assert waiting > 0.05
     assert 1.0 > found.scaling.efficiency > 1.0 - waiting / 2
-    (told,) = [note for note in found.notes if "which the scaling efficiency does not show" in note]
+    (told,) = [note for note in found.notes if "does not show: a step also has" in note]
     assert "less of optimizer" in told
     assert not any("hides" in note for note in ask(num_gpus=8, sharding="ddp", method="lora").notes)
 
