@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tunecast.catalogs.errors import InputError
+from tunecast.model.cached_copies import SCALE_CACHED
 from tunecast.model.curve_names import curve_key, find_curve, kind_of
 from tunecast.model.factors import HOST_S_PER_LAUNCH
 from tunecast.model.forecast_json import run_with_origins
@@ -70,7 +71,7 @@ MEMORY_FORMULAS = {
 TIME_FORMULAS = {
     "gemm": "sum of 2 m n k / rate(m, n, k)",
     "attention": "sum of FLOPs / rate(length, head size)",
-    "memory": "sum of bytes moved / rate(bytes)",
+    "memory": "sum of bytes moved / rate(bytes), faster while they stay in a large cache",
     "dequant": "sum of elements / rate(elements)",
     "loss": "sum of bytes moved / rate(tokens, vocabulary)",
     "optimizer": "sum of bytes moved / rate(elements)",
@@ -244,7 +245,9 @@ def _work(operations: Sequence[Operation], part_s: float, run: Run, target: Targ
         return f"{kernels:,.0f} kernels, {moved / GIGA:.3g} GB; partly beside other work, so no rate"
     around = sum(o.total_bytes for o in operations if o.name.split(".")[0] in COPIED_BY)
     beside = f", of it {around / GIGA:.3g} GB around the collectives" if around else ""
-    return f"{kernels:,.0f} kernels, {moved / GIGA:.3g} GB{beside}: {moved / part_s / GIGA:.4g} GB/s"
+    faster = target.gpu is not None and moved / part_s > target.gpu.bandwidth_bytes_per_s
+    stay = ", part of it in the cache" if faster else ""
+    return f"{kernels:,.0f} kernels, {moved / GIGA:.3g} GB{beside}: {moved / part_s / GIGA:.4g} GB/s{stay}"
 
 
 def _curve_origin(kind: str, operations: Sequence[Operation], factors: FactorSet) -> str:
@@ -265,7 +268,8 @@ def _curve_origin(kind: str, operations: Sequence[Operation], factors: FactorSet
         }
     if not found and "memory" in factors.curves:
         found = {factors.curves["memory"].origin}
-    found |= {scale.origin} if (scale := factors.factors.get(f"scale.{kind}")) is not None else set()
+    scales = (f"scale.{kind}", *((SCALE_CACHED,) if kind == "memory" else ()))
+    found |= {factors.factors[name].origin for name in scales if name in factors.factors}
     return ", ".join(sorted(found)) or DASH
 
 

@@ -44,7 +44,9 @@ def length_ends(question: Question, run: Run, metric: str) -> tuple[tuple[str, s
     if documents is None or documents[0].attention_length is None:
         return None
     reached = [str(end.attention_length) for end in documents]
-    low, high = ({"attention_length": end.attention_length, "mean_tokens": None} for end in documents)
+    low, high = (
+        {"attention_length": end.attention_length, "mean_tokens": None, **_tokens(question)} for end in documents
+    )
     return (reached[0], reached[1]), low, high
 
 
@@ -57,6 +59,17 @@ def _samples(question: Question) -> Settings:
         return {}
     samples = parse_count(tokens, name="--tokens") / float(question.options["mean_tokens"])
     return {"tokens": None, "num_samples": samples}
+
+
+def _tokens(question: Question) -> Settings:
+    """As many tokens whatever documents they make, where the amount is told in samples."""
+    from tunecast.model.amount import parse_count
+
+    samples = question.options.get("num_samples")
+    if samples is None:
+        return {}
+    tokens = parse_count(samples, name="--num-samples") * float(question.options["mean_tokens"])
+    return {"num_samples": None, "tokens": tokens}
 
 
 def padding_note(question: Question, run: Run) -> tuple[str, ...]:

@@ -7,13 +7,12 @@ padding. A step is timed at the rows that micro-batches are padded to (`rows`), 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from tunecast.calibrate.published import PublishedRun
 from tunecast.calibrate.row_cells import samples_that_fill
-from tunecast.calibrate.run_table import SPEED_COLUMNS, SkipRowError, number
+from tunecast.calibrate.run_table import AGREE, SPEED_COLUMNS, SkipRowError, number
 from tunecast.model.row_lengths import Rows
 from tunecast.model.row_times import stretched
 from tunecast.model.rows import WHOLE_RUN_ENDS, likely_runs, multiple_of, timed_run, unpacked_rows
@@ -33,17 +32,25 @@ IN_SAMPLES = (
 
 
 def mean_of(row: Mapping[str, str], run: Run) -> float | None:
-    """Mean tokens of the row's samples; None where it does not say. Raises SkipRowError for a mean above the length."""
+    """Mean tokens of the row's samples; None where it does not say. Raises SkipRowError for a mean below one token or
+    above the length."""
     mean = number(dict(row), COLUMN)
+    if mean is not None and mean < 1.0:
+        raise SkipRowError(f"{COLUMN} {row[COLUMN]!r} is below one token")
     if mean is not None and mean > run.max_length:
         raise SkipRowError(f"{COLUMN} {row[COLUMN]!r} is above seq_len {run.max_length}, where samples are cut")
     return mean
 
 
 def padded_run(run: Run, mean: float) -> Run:
-    """The run with padding in its micro-batches, as its stack fills and tells it; samples that all fill have none."""
+    """The run with padding in its micro-batches, as its stack fills and tells it; samples that all fill have none.
+
+    Raises SkipRowError for padded samples that GPUs share, which an estimate refuses too.
+    """
     if ignores_padding(run.stack) or mean >= run.max_length:
         return run
+    if run.cp > 1:
+        raise SkipRowError("parallelism: padded samples whose tokens context parallelism splits are not built yet")
     return replace(run, padding_mask=True, pad_to_multiple_of=int(multiple_of({"stack": run.stack})))
 
 
@@ -102,14 +109,16 @@ def in_samples(
     if of_rows is None:
         return None, other
     if of_rows.tokens_per_s is None:
-        told = any(row.get(name) for name in IN_TOKENS)
+        told = any(row.get(name) for name in IN_TOKENS) or _total_in_tokens(row)
         return replace(found, run=asked), IN_SAMPLES if told else of_rows.why_no_speed or "no speed is stated"
+    if why := _beyond_samples(row, asked, mean, of_rows.tokens_per_s / rows.own_length):
+        return None, why
     return (
         replace(
             found,
             run=asked,
             mean_tokens=mean,
-            tokens_per_s=of_rows.tokens_per_s * rows.own_length / of_rows.run.max_length,
+            tokens_per_s=of_rows.tokens_per_s,
             whole_time=of_rows.whole_time,
             reading_notes=(*found.reading_notes, note_of(rows)),
             stated=found.stated | {COLUMN},
@@ -119,13 +128,32 @@ def in_samples(
 
 
 def _as_rows(row: Mapping[str, str], run: Run, rows: Rows) -> dict[str, str]:
-    """The cells of the same speed of samples that are all as long as a copy's own mean row, or as the next length that
-    the GPUs of a sequence can share."""
-    parts = 2 * run.cp if run.cp > 1 else 1
-    cells = {name: text for name, text in row.items() if name not in (*IN_TOKENS, "global_batch")}
-    length = math.ceil(rows.own_length / parts) * parts
+    """The cells of the same speed of samples that are all as long as a copy's own mean row; without what may or may not
+    count padding."""
+    left_out = (*IN_TOKENS, "global_batch", *(("total_time_h",) if _total_in_tokens(row) else ()))
+    cells = {name: text for name, text in row.items() if name not in left_out}
     steps = str(run.gradient_accumulation_steps)
-    return {**cells, "packed": FILLED, "seq_len": str(length), "grad_accum": steps}
+    return {**cells, "packed": FILLED, "seq_len": str(rows.own_length), "grad_accum": steps}
+
+
+def _total_in_tokens(row: Mapping[str, str]) -> bool:
+    """Whether the whole run is told in anything but steps."""
+    return bool(row.get("total_time_h")) and "step" not in row.get("total_tokens_or_steps", "").lower()
+
+
+def _beyond_samples(row: Mapping[str, str], run: Run, mean: float, samples_per_s: float) -> str:
+    """Why tokens/s beside another speed cannot be of the same run, whether or not they count padding; else nothing."""
+    for name, times in zip(IN_TOKENS, (1, run.num_gpus), strict=True):
+        stated = number(dict(row), name)
+        if stated is None:
+            continue
+        least, most = samples_per_s * mean, samples_per_s * run.max_length
+        if not least / (1.0 + AGREE) <= stated * times <= most * (1.0 + AGREE):
+            return (
+                f"{name} {row[name]!r} contradicts the row's other speed, {samples_per_s:.4g} samples/s of {mean:g} to "
+                f"{run.max_length} tokens"
+            )
+    return ""
 
 
 def _beside_packed(row: Mapping[str, str], run: PublishedRun) -> PublishedRun:
@@ -151,7 +179,10 @@ def padded_memory(row: Mapping[str, str], read: Read) -> tuple[PublishedRun | No
     found, other = read({name: text for name, text in row.items() if name != "packed"})
     if found is None:
         return None, other
-    return replace(found, run=padded_run(found.run, 0.0), tokens_per_s=None, whole_time=""), ""
+    try:
+        return replace(found, run=padded_run(found.run, 0.0), tokens_per_s=None, whole_time=""), ""
+    except SkipRowError as skip:
+        return None, str(skip)
 
 
 def is_padded(reason: str) -> bool:

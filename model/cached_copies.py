@@ -3,7 +3,9 @@
 An RTX 4090 moves bytes four times as fast in its 72 MB of cache as in its memory; an A100, an H100 and an H200 gain
 nothing, since their memory is nearly as fast (`cached_copies` of the beliefs). Steps of few tokens, whose tensors fit,
 are faster for it on cards with a large cache and little bandwidth: GeForce and RTX of the compute capabilities 8.9 and
-12.0, L4 and L40S. Weights, optimizer states and logits do not stay in any cache and are not counted.
+12.0, L4 and L40S. Kernels that read what was last touched a layer, a micro-step or a message ago find nothing there
+(`is_cold`), nor do the update's and those of the logits (curves of their own). Left out: that what a forward keeps for
+the backward is cold too, but in the share of bytes that are taken to be found (``hot``).
 """
 
 from __future__ import annotations
@@ -41,11 +43,13 @@ def cache_log_sd(gpu: Gpu, beliefs: Mapping[str, Any]) -> float:
 
 
 def _cache_over_memory(gpu: Gpu, belief: Mapping[str, Any]) -> float | None:
-    """Seconds of a byte in the cache over those in memory by the datasheet; None where the cache is no faster."""
+    """Seconds of a byte in the cache over those in memory, of one kernel, which reaches ``memory_reached`` of the
+    datasheet's bandwidth there; None where the cache is no faster."""
     own, usual = _clocks_per_s(gpu), _clocks_per_s(load_gpus()[belief["reference"]])
     if gpu.compute_capability not in belief["capabilities"] or own is None or usual is None:
         return None
-    over = gpu.bandwidth_bytes_per_s / (float(belief["gbytes_per_s"]) * GIGA * own / usual)
+    from_memory = gpu.bandwidth_bytes_per_s * float(belief["memory_reached"])
+    over = from_memory / (float(belief["gbytes_per_s"]) * GIGA * own / usual)
     return over if over < 1.0 else None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cache
 
 from tunecast.catalogs.errors import InputError
+from tunecast.model.cold_kernels import COLD, is_cold
 from tunecast.model.factors import Curve, FactorSet
 from tunecast.model.operation import (
     CHOSEN,
@@ -52,6 +53,8 @@ def curve_key(operation: Operation) -> str:
         return f"{operation.kind}-{operation.layout}.{'backward' if operation.phase is Phase.BACKWARD else 'forward'}"
     if operation.layout == STRIDED or (operation.layout == UPCAST and operation.kind is Kind.MEMORY):
         return f"{operation.kind}-{operation.layout}"
+    if operation.kind is Kind.MEMORY and is_cold(operation.name):
+        return f"{Kind.MEMORY}-{COLD}"
     return str(Kind.MEMORY if operation.layout == STRAIGHT else operation.kind)
 
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from tunecast.catalogs.gpus import Gpu
 from tunecast.model.cached_copies import SCALE_CACHED, cache_log_sd, cache_params
 from tunecast.model.chunked import chunked_curves
+from tunecast.model.cold_kernels import COLD
 from tunecast.model.exposed import SHARES
 from tunecast.model.factors import HOST_RATIOS, HOST_S_PER_LAUNCH, Curve, Factor, FactorSet, with_doubt
 from tunecast.model.joined import STACKS
@@ -131,7 +132,7 @@ def datasheet_factors(gpu: Gpu, beliefs: Mapping[str, Any], run: Run | None = No
         curves |= {f"attention-{NATIVE}.{dtype}.forward": native}
     curves |= chunked_curves(curves["memory"], beliefs, gpu, run)
     if in_cache := cache_params(gpu, beliefs):
-        curves |= dict.fromkeys(("loss", "optimizer"), curves["memory"])
+        curves |= dict.fromkeys(("loss", "optimizer", f"memory-{COLD}"), curves["memory"])
         curves["memory"] = _curve("bandwidth", moved | in_cache)
     link = link_bytes_per_s(gpu)
     factors = {} if link is None else {"link_bytes_per_s": exact_factor(link, "B/s", "datasheet")}

@@ -27,15 +27,32 @@ ONE_KERNEL = {"silu": ("silu", "swish"), "gelu": ("gelu", "gelu_pytorch_tanh")}
 """Names of ``transformers.activations.ACT2FN`` for an activation that is one kernel each way."""
 
 
+NOT_OBEYED = ("lfm2", "qwen", "chatglm", "megatron_gpt")
+"""Families whose attention does not read ``attention_dropout`` (``modeling_lfm2.py`` passes 0), or whose code, which
+transformers does not hold, has fields of its own for it."""
+
+
 def adapted(family: Family, config: Config, name: str) -> Family:
     """The family as this config has it: attention weights are dropped while training where it says so."""
-    changes, dropped = VARIANTS.get(family.model_type), config.get("attention_dropout") or 0.0
+    config = {field: value for field, value in config.items() if field != "attention_dropout" or value is not None}
+    changes, dropped = VARIANTS.get(family.model_type), dropped_weights(config, name)
+    dropped = 0.0 if family.model_type in NOT_OBEYED else dropped
     given = {"attention_dropout": dropped, **({} if changes is None else changes(config, name))}
     found = replace(family, **given)
     known = ONE_KERNEL.get(found.activation)
     if known and config.get("hidden_act") not in known:
         refuse(config, name, hidden_act=known[0])
     return found
+
+
+def dropped_weights(config: Config, name: str) -> float:
+    """``attention_dropout`` of a config, 0 where it says nothing. Raises InputError for what is no share."""
+    dropped = config.get("attention_dropout", 0.0)
+    if isinstance(dropped, bool) or not isinstance(dropped, int | float) or not 0.0 <= dropped < 1.0:
+        raise InputError(
+            f"The config {name} has attention_dropout {dropped!r}, which is no share from 0 to below 1; correct it."
+        )
+    return float(dropped)
 
 
 def refuse(config: Config, name: str, **ordinary: Any) -> None:

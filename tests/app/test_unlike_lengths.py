@@ -48,8 +48,9 @@ def test_an_amount_in_tokens_keeps_its_samples() -> None:
     assert (in_tokens.low, in_tokens.high) == pytest.approx((in_samples.low, in_samples.high), rel=1e-6)
 
 
-def test_documents_of_packed_rows_are_moved_too() -> None:
-    bar = bars("cost", **PACKED)[LENGTHS]
+@pytest.mark.parametrize("amount", [{"tokens": "100M"}, {"tokens": None, "num_samples": 6250}])
+def test_documents_of_packed_rows_are_moved_too(amount: dict[str, Any]) -> None:
+    bar = bars("cost", **{**PACKED, **amount})[LENGTHS]
     assert bar.low is not None
     assert bar.high is not None
     assert bar.low < bar.base < bar.high

@@ -87,6 +87,13 @@ def test_the_interval_reaches_as_far_as_lengths_may_be_unlike() -> None:
         ({"step_time_s": "9"}, "contradict each other"),
         ({"packed": "yes", "samples_per_s": "", "tokens_per_s": "6000", "mean_tokens": "-500"}, "mean_tokens '-500'"),
         ({"packed": "yes", "samples_per_s": "", "tokens_per_s": "6000", "mean_tokens": "abc"}, "mean_tokens 'abc'"),
+        ({"mean_tokens": "0.5"}, "mean_tokens '0.5' is below one token"),
+        ({"tokens_per_s": "30000000"}, "tokens_per_s '30000000' contradicts the row's other speed"),
+        ({"gpus": "4", "parallelism": "fsdp + cp 2"}, "padded samples whose tokens context parallelism splits"),
+        (
+            {"samples_per_s": "", "total_time_h": "1", "total_tokens_or_steps": "5.76M tokens"},
+            "write samples_per_s, or step_time_s",
+        ),
         ({"packed": "samples fill seq_len"}, "mean_tokens '600' contradicts packed 'samples fill seq_len'"),
     ],
 )
@@ -160,6 +167,14 @@ def test_padding_takes_its_memory_whether_or_not_its_mean_is_known(batch: str) -
     assert peaks[0] is not None
     assert peaks[1] is not None
     assert peaks[0].predicted == peaks[1].predicted
+
+
+@pytest.mark.parametrize("tokens_per_s", ["3060", "6000", "20000"])
+def test_tokens_beside_samples_may_or_may_not_count_padding(tokens_per_s: str) -> None:
+    """5.1 samples/s of 600 tokens, padded to anything up to 4,096."""
+    entry = read(tokens_per_s=tokens_per_s)
+    assert entry.run is not None
+    assert entry.run.tokens_per_s is not None
 
 
 def test_packed_rows_need_no_mean() -> None:

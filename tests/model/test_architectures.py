@@ -242,3 +242,26 @@ def test_an_activation_of_more_kernels_than_the_familys_is_refused_by_name() -> 
     for other in ("gelu_new", "relu", "no such name"):
         with pytest.raises(UnbuiltFamilyError, match=f"x has hidden_act='{other}'"):
             architecture_from_config({**CONFIG, "hidden_act": other}, "x")
+
+
+@pytest.mark.parametrize("dropped", ["abc", "0.1", True, [0.1], -1, 1.5, 1.0, float("nan")])
+@pytest.mark.parametrize("model_type", ["llama", "starcoder2", "mistral"])
+def test_dropout_that_is_no_share_is_refused(model_type: str, dropped: object) -> None:
+    config = {**CONFIG, "architectures": None, "model_type": model_type, "attention_dropout": dropped}
+    with pytest.raises(InputError, match="attention_dropout"):
+        architecture_from_config(config, "x")
+
+
+@pytest.mark.parametrize(
+    ("model_type", "dropped", "kept"), [("llama", None, 0.0), ("llama", 0, 0.0), ("llama", 0.1, 0.1)]
+)
+def test_dropout_is_as_the_config_says(model_type: str, dropped: object, kept: float) -> None:
+    config = {**CONFIG, "model_type": model_type, "attention_dropout": dropped}
+    assert architecture_from_config(config, "x").attention_dropout == kept
+
+
+def test_dropout_that_the_code_does_not_read_changes_nothing() -> None:
+    """``modeling_lfm2.py`` passes 0 to its attention, whatever its config says."""
+    kinds = {"layer_types": ["conv", "full_attention"], "num_hidden_layers": 2, "block_auto_adjust_ff_dim": False}
+    config = {**CONFIG, **kinds, "architectures": None, "model_type": "lfm2", "attention_dropout": 0.1}
+    assert architecture_from_config(config, "x").attention_dropout == 0.0
