@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tunecast.model.adapter_gaps import gaps_of, no_gaps
+from tunecast.model.cold_kernels import is_cold
 from tunecast.model.columns import COLUMNS, FLOOR, share_columns
 from tunecast.model.context_parallel import room_fracs
 from tunecast.model.curve_names import curve_key, find_curve
@@ -68,13 +69,13 @@ class PhaseTable:
 def merged(operations: Sequence[Operation]) -> list[tuple[Operation, float]]:
     """Equal operations as one, with their executions per optimizer step: layers repeat the same few.
 
-    Names count only where a clock tells by them: a kernel's segment, whether a layer is entered with it, and whether
-    Python goes over the tensors of an update for it.
+    Names count only where a clock tells by them: a kernel's segment, whether a layer is entered with it, whether Python
+    goes over the tensors of an update for it, and whether it may find what it reads in a cache.
     """
     counts: dict[tuple[object, ...], float] = {}
     first: dict[tuple[object, ...], Operation] = {}
     for o in operations:
-        told_apart = (segment_of(o), enters_layer(o), goes_over_lists(o))
+        told_apart = (segment_of(o), enters_layer(o), goes_over_lists(o), is_cold(o.name))
         key = (o.kind, o.phase, o.dtype, o.shape, o.layout, o.bytes, o.flops, o.launches, *told_apart)
         counts[key] = counts.get(key, 0.0) + o.count
         first.setdefault(key, o)

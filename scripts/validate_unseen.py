@@ -90,8 +90,8 @@ ABOUT = (
     "shown for a week that steps of few tokens are slow on cards with a large cache (15 to 45%); on the same day what "
     "PyTorch's kernels reach in an RTX 4090's cache was taken from a published benchmark, and how much of a step finds "
     "itself there was counted. No number of these rows was used, but they are not blind for it: on such cards they are "
-    "9 to 27% slow with it (XA-001, which waits for its host, 45%), and rows of L4, L40S and RTX 5070 Ti, most of them "
-    "fast before, are faster by up to 22 points."
+    "10 to 26% slow with it (three of one short sample, which wait for their hosts, 45 to 48%), and rows of L4, L40S "
+    "and RTX 5070 Ti, most of them fast before, are faster by up to 22 points."
 )
 COLLECTIONS = {
     "P": "first", "R": "first", "S": "second", "W": "second", "Z": "third", "Y": "fourth", "X": "fifth", "U": "sixth",
