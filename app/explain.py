@@ -19,7 +19,7 @@ from tunecast.model.host import WALKED, host_launches, host_seconds
 from tunecast.model.inventory import flops_by_dtype
 from tunecast.model.links import OF_HOST
 from tunecast.model.priors import HOOKS, UNITS, load_priors
-from tunecast.model.sharding_copies import COPIED_BY
+from tunecast.model.sharding_copies import copies_for_others
 from tunecast.model.time import scalars
 from tunecast.model.timing import seconds_at_peak
 from tunecast.model.trainer_loop import modules_of, walk_origin, walks_of
@@ -243,7 +243,7 @@ def _work(operations: Sequence[Operation], part_s: float, run: Run, target: Targ
         return f"{kernels:,.0f} kernels, {flops / TERA:.3g} TFLOP: {flops / part_s / TERA:.3g} TFLOP/s{share}"
     if operations[0].kind == "communication":
         return f"{kernels:,.0f} kernels, {moved / GIGA:.3g} GB; partly beside other work, so no rate"
-    around = sum(o.total_bytes for o in operations if o.name.split(".")[0] in COPIED_BY)
+    around = sum(o.total_bytes for o in operations if copies_for_others(o.name))
     beside = f", of it {around / GIGA:.3g} GB around the collectives" if around else ""
     faster = target.gpu is not None and moved / part_s > target.gpu.bandwidth_bytes_per_s
     stay = ", part of it in the cache" if faster else ""

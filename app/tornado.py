@@ -143,6 +143,14 @@ def uncertain_ends(ask: Ask, base: Forecast, metric: str) -> list[Ends]:
     return [*ends, *([price] if price else [])]
 
 
+def _longer_or_shorter(name: str, log_sd: float, factors: Sequence[str]) -> Ends:
+    """Times of some operations over their 80% interval, all alike."""
+    spread = math.exp(Z80 * log_sd)
+    labels = (f"{1 / spread:.2f} x its time", f"{spread:.2f} x its time")
+    low, high = (dict.fromkeys(factors, multiple) for multiple in (1 / spread, spread))
+    return Ends(name=name, kind="uncertain", labels=labels, low=({}, low), high=({}, high))
+
+
 def _rate_ends(question: Question, target: Target, base: Forecast) -> list[Ends]:
     """Every kind of operation that takes time, over the 80% interval of its rate; then the scalar factors."""
     from tunecast.model.cached_copies import SCALE_CACHED
@@ -159,25 +167,11 @@ def _rate_ends(question: Question, target: Target, base: Forecast) -> list[Ends]
     for kind in KINDS:
         log_sd = math.hypot(curves_log_sd(factors, operations, kind), fitted_log_sd(factors, f"scale.{kind}"))
         if log_sd > 0 and base.time_parts_s.get(kind):
-            spread = math.exp(Z80 * log_sd)
-            labels = (f"{1 / spread:.2f} x its time", f"{spread:.2f} x its time")
-            name = f"time of {kind}"
-            ends.append(
-                Ends(
-                    name=name, kind="uncertain", labels=labels, low=({}, {kind: 1 / spread}), high=({}, {kind: spread})
-                )
-            )
+            ends.append(_longer_or_shorter(f"time of {kind}", log_sd, (kind,)))
     if (log_sd := fitted_log_sd(factors, SCALE_CACHED)) > 0:
-        spread = math.exp(Z80 * log_sd)
-        labels = (f"{1 / spread:.2f} x its time", f"{spread:.2f} x its time")
-        low, high = ({CACHED: 1 / spread}, {CACHED: spread})
-        ends.append(Ends(name="time in the cache", kind="uncertain", labels=labels, low=({}, low), high=({}, high)))
+        ends.append(_longer_or_shorter("time in the cache", log_sd, (CACHED,)))
     if factors.step_log_sd > 0:
-        spread = math.exp(Z80 * factors.step_log_sd)
-        labels = (f"{1 / spread:.2f} x its time", f"{spread:.2f} x its time")
-        low, high = (dict.fromkeys((*KINDS, "floor"), multiple) for multiple in (1 / spread, spread))
-        name = "time model, by runs left out"
-        ends.append(Ends(name=name, kind="uncertain", labels=labels, low=({}, low), high=({}, high)))
+        ends.append(_longer_or_shorter("time model, by runs left out", factors.step_log_sd, (*KINDS, "floor")))
     if (log_sd := fitted_log_sd(factors, f"scale.{LINK}")) > 0 and base.run.num_gpus > 1:
         spread = math.exp(Z80 * log_sd)
         least = max(1 / spread, float(load_priors()["efficiency"][LINK]["value"]))  # no link beyond its stated rate

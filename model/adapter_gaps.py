@@ -20,7 +20,7 @@ from tunecast.model.host import attends
 from tunecast.model.operation import Kind, Operation, Phase
 from tunecast.model.run import Run
 from tunecast.model.segments import BACKWARD, FORWARD, SEGMENTS, segment_of
-from tunecast.model.sharding_copies import COPIED_BY
+from tunecast.model.sharding_copies import copies_for_others
 
 IN_ORDER = {Phase.FORWARD: 0, Phase.RECOMPUTE: 1, Phase.BACKWARD: 2}
 
@@ -123,7 +123,7 @@ def stands_still(work_s: Array, launches_s: Array, visits_s: Array, maps: Array)
 
 def _runs_in(operation: Operation, segment: int) -> bool:
     """Whether it is of the segment's own work, and no collective or copy around one."""
-    moves = operation.kind is Kind.COMMUNICATION or operation.name.split(".")[0] in COPIED_BY
+    moves = operation.kind is Kind.COMMUNICATION or copies_for_others(operation.name)
     return not moves and segment_of(operation) == segment
 
 

@@ -6,7 +6,7 @@ GPUs what a message has brought or takes away.
 
 from __future__ import annotations
 
-from tunecast.model.sharding_copies import COPIED_BY
+from tunecast.model.sharding_copies import copies_for_others
 from tunecast.model.tape import LEAF_SUM
 
 COLD = "cold"
@@ -17,4 +17,4 @@ CASTS = ("weight_cast", "adapter_cast")
 
 def is_cold(name: str) -> bool:
     """Whether a kernel of this name is one of them."""
-    return name == LEAF_SUM or name in CASTS or name.partition(".")[0] in COPIED_BY
+    return name == LEAF_SUM or name in CASTS or copies_for_others(name)

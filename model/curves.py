@@ -333,11 +333,9 @@ and the kernels' floor."""
 
 
 def shares(curve: Curve, cols: Columns) -> Array:
-    """(shares, operations), see `SHARES`; they add up to 1. Only measured curves tell memory and cache apart."""
-    floor = floor_frac(curve, cols)
-    parts = np.stack(
-        [np.zeros_like(floor), memory_frac(curve, cols), cached_frac(curve.form, curve.params, cols), floor]
-    )
+    """(shares, operations), see `SHARES`; they add up to 1."""
+    floor, cached = floor_frac(curve, cols), cached_frac(curve.form, curve.params, cols)
+    parts = np.stack([np.zeros_like(floor), memory_frac(curve, cols), cached, floor])
     parts[1:3] *= 1.0 - floor
     parts[0] = 1.0 - parts.sum(axis=0)
     return parts

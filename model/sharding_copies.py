@@ -63,6 +63,11 @@ Unit = tuple[int, int]
 """Bytes, and how many units have so many."""
 
 
+def copies_for_others(name: str) -> bool:
+    """Whether an operation of this name is one of these copies."""
+    return name.partition(".")[0] in COPIED_BY
+
+
 def copy_operations(architecture: Architecture, run: Run) -> list[Operation]:
     """Copies of one optimizer step on one GPU, beside the update's."""
     run = with_stage(run)
