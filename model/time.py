@@ -188,16 +188,18 @@ def waits_in_gaps(stack: Stack, work: Array, launches_s: Array, visits_s: Array)
         every = of.sum(axis=2, keepdims=True)
         return np.asarray(whole[:, :, None] * np.divide(of, every, out=np.zeros_like(of), where=every > 0.0))
 
-    if not stack.gap_visits.any():
-        return np.zeros(work.shape)
-    unscaled = stack.device_s.sum(axis=2)
-    slower = np.divide(work, unscaled, out=np.ones_like(work), where=unscaled > 0.0)
-    return stands_still(
-        stack.gap_work_s * slower[:, :, None],
-        parts(launches_s, stack.gap_launches),
-        parts(visits_s, stack.gap_visits),
-        stack.gap_visits / VISITS_OF_A_MAP,
-    )
+    waits = np.zeros(work.shape)
+    runs = np.flatnonzero(stack.gap_visits.any(axis=(1, 2)))
+    if len(runs):
+        unscaled, visits = stack.device_s[runs].sum(axis=2), stack.gap_visits[runs]
+        slower = np.divide(work[runs], unscaled, out=np.ones_like(unscaled), where=unscaled > 0.0)
+        waits[runs] = stands_still(
+            stack.gap_work_s[runs] * slower[:, :, None],
+            parts(launches_s[runs], stack.gap_launches[runs]),
+            parts(visits_s[runs], visits),
+            visits / VISITS_OF_A_MAP,
+        )
+    return waits
 
 
 def exposed_communication(
