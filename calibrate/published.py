@@ -35,6 +35,7 @@ from tunecast.calibrate.row_kernels import (
     note_network,
     with_base_of_quant,
     with_kernel_of_software,
+    with_linear_attention,
 )
 from tunecast.calibrate.row_kind import check_confidence, check_kind
 from tunecast.calibrate.row_options import fusable, options_of
@@ -192,6 +193,7 @@ def _read_row(row: dict[str, str]) -> PublishedRun:
     architecture = _architecture(row, options)
     if "lora_target_modules" in options:
         _targets(row, options, architecture, software)
+    with_linear_attention(row, options, architecture, software.fused)
     if software.fused or (software.stack and "fused_kernels" in options):
         options["fused_kernels"] = fusable(software, options, architecture)
     half = str(options.pop("half", ""))

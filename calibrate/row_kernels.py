@@ -10,7 +10,10 @@ from tunecast.calibrate.framework_names import last_day
 from tunecast.calibrate.run_table import SkipRowError
 from tunecast.catalogs.gpus import Gpu, training_dtype
 from tunecast.catalogs.rental_facts import BITS_PER_BYTE
+from tunecast.model.architecture import Architecture
+from tunecast.model.fused import FLA, LINEAR_KERNELS
 from tunecast.model.parallel_network import catalog_network
+from tunecast.model.resolve_delta import has_linear_attention
 from tunecast.model.run import Run
 from tunecast.model.stacks import FLASH_3, FLASH_ATTENTION
 from tunecast.model.units import GIGA
@@ -86,6 +89,32 @@ def check_kernel(row: Mapping[str, str], options: Mapping[str, Any], gpu: Gpu) -
         raise SkipRowError(
             f"{said}: transformers has it since {since[0]}.{since[1]}, and framework names {release[0]}.{release[1]}"
         )
+
+
+def with_linear_attention(
+    row: Mapping[str, str], options: dict[str, Any], architecture: Architecture, of_software: str
+) -> None:
+    """Add to the options the packages that a row's linear attention runs by, and take out what only this asks;
+    `of_software` are the kernels that the software brings. Raises SkipRowError where a table that tells of attention
+    does not tell which code that was: PyTorch's is far slower."""
+    rule, convolution = options.pop("delta_rule", ""), options.pop("convolution", "")
+    if not has_linear_attention(architecture):
+        return
+    named = [part for part in str(options.get("fused_kernels", "")).split(",") if part]
+    by_packages = FLA in (*named, *of_software.split(","))
+    if "attention_impl" in row and not rule and not by_packages:
+        raise SkipRowError(
+            f"attention_impl {row['attention_impl']!r} does not say whether flash-linear-attention ran the linear "
+            f"attention of {architecture.name}: write fla, or no fla, beside the kernel of its other layers"
+        )
+    if rule == "torch" and by_packages:
+        raise SkipRowError(
+            f"attention_impl {row['attention_impl']!r} and framework {row['framework']!r}, which names {FLA}, "
+            "contradict each other"
+        )
+    added = [part for part in (rule, convolution) if part in LINEAR_KERNELS]
+    if added:
+        options["fused_kernels"] = ",".join(dict.fromkeys((*named, *added)))
 
 
 def check_software_of_card(row: Mapping[str, str], gpu: Gpu, notes: list[str]) -> None:

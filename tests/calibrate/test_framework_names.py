@@ -31,7 +31,12 @@ HUGGING_FACE = (
     "Soup (transformers, PEFT, March 2025)",
 )
 """Software that trains Hugging Face's models."""
-MEGATRON = ("NeMo / Megatron (NVIDIA PyTorch 24.09)", "Megatron-LM core_r0.9.0", "bigcode Megatron-LM")
+MEGATRON = (
+    "NeMo / Megatron (NVIDIA PyTorch 24.09)",
+    "Megatron-LM core_r0.9.0",
+    "bigcode Megatron-LM",
+    "Megatron-Core 0.16.1 (sequence parallel)",
+)
 OWN = ("OLMo-core", "fairseq", "open_lm", "mistral-finetune", "dolomite-engine", "torchtitan (AMD fork)")
 """Software with models of its own."""
 REFUSED = (

@@ -113,3 +113,36 @@ def test_a_network_that_nobody_states_is_told() -> None:
     assert "the interval allows for 400" in note
     for known in ({"internode_gbps": "100"}, {"gpus": "8"}):
         assert not any("internode_gbps" in note for note in read(**{**shared, **known}).reading_notes)
+
+
+LINEAR = {
+    **ROW, "model": "Qwen/Qwen3.5-9B-Base", "method": "full", "framework": "transformers 5.5", "lora_targets": "",
+    "rank": "", "source_date": "2026-09",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("attention", "software", "kernels"),
+    [
+        ("sdpa, fla", "", {"fla"}), ("flash_attention_2 + flash-linear-attention 0.5.0", "", {"fla"}),
+        ("sdpa (fla, causal-conv1d 1.5)", "", {"fla", "causal-conv1d"}), ("sdpa, no fla", "", set()),
+        ("sdpa (PyTorch fallback for Gated DeltaNet)", "", set()), ("sdpa", ", fla 0.5", {"fla"}),
+        ("sdpa", " + flash-linear-attention + causal_conv1d", {"fla", "causal-conv1d"}),
+    ],
+)  # fmt: skip
+def test_a_row_says_which_code_ran_its_linear_attention(attention: str, software: str, kernels: set[str]) -> None:
+    (run,), _ = read_runs([{**LINEAR, "attention_impl": attention, "framework": LINEAR["framework"] + software}])
+    assert set(run.run.fused_kernels) == kernels
+
+
+def test_a_row_that_does_not_say_which_code_ran_its_linear_attention_is_skipped() -> None:
+    """PyTorch's code and the packages' kernels differ by a factor; a table without the column takes the stack's."""
+    told = reason({**LINEAR, "attention_impl": "sdpa"})
+    assert "does not say whether flash-linear-attention ran" in told
+    assert "write fla, or no fla" in told
+    both = reason({**LINEAR, "attention_impl": "sdpa, no fla", "framework": "transformers 5.5, fla"})
+    assert "contradict each other" in both
+    (run,), _ = read_runs([{name: cell for name, cell in LINEAR.items() if name != "attention_impl"}])
+    assert run.run.fused_kernels == ()
+    (other,), _ = read_runs([{**ROW, "attention_impl": "sdpa, fla"}])
+    assert other.run.fused_kernels == (), "a model without linear attention has nothing for fla to run"
