@@ -38,38 +38,40 @@ def length_ends(question: Question, run: Run, metric: str) -> tuple[tuple[str, s
     rows = rows_asked(question, run)
     if rows is not None and rows.shortest is not None and rows.longest is not None and metric in OF_WHOLE_RUN:
         ends = (rows.shortest, rows.longest)
-        low, high = ({"max_length": length, "mean_tokens": length, **_samples(question)} for length in ends)
+        low, high = ({"max_length": length, "mean_tokens": length, **_as_many_samples(question)} for length in ends)
         return (f"rows of {ends[0]}", f"rows of {ends[1]}"), low, {**high, "padding_mask": run.padding_mask}
     documents = ends_of(run, question.options)
     if documents is None or documents[0].attention_length is None:
         return None
     reached = [str(end.attention_length) for end in documents]
     low, high = (
-        {"attention_length": end.attention_length, "mean_tokens": None, **_tokens(question)} for end in documents
+        {"attention_length": end.attention_length, "mean_tokens": None, **_as_many_tokens(question)}
+        for end in documents
     )
     return (reached[0], reached[1]), low, high
 
 
-def _samples(question: Question) -> Settings:
+def _as_many_samples(question: Question) -> Settings:
     """As many samples whatever their length, where the amount is told in tokens."""
-    from tunecast.model.amount import parse_count
-
-    tokens = question.options.get("tokens")
-    if tokens is None:
-        return {}
-    samples = parse_count(tokens, name="--tokens") / float(question.options["mean_tokens"])
-    return {"tokens": None, "num_samples": samples}
+    tokens = _count(question, "tokens")
+    return {} if tokens is None else {"tokens": None, "num_samples": tokens / _mean_tokens(question)}
 
 
-def _tokens(question: Question) -> Settings:
+def _as_many_tokens(question: Question) -> Settings:
     """As many tokens whatever documents they make, where the amount is told in samples."""
+    samples = _count(question, "num_samples")
+    return {} if samples is None else {"num_samples": None, "tokens": samples * _mean_tokens(question)}
+
+
+def _count(question: Question, option: str) -> float | None:
     from tunecast.model.amount import parse_count
 
-    samples = question.options.get("num_samples")
-    if samples is None:
-        return {}
-    tokens = parse_count(samples, name="--num-samples") * float(question.options["mean_tokens"])
-    return {"num_samples": None, "tokens": tokens}
+    asked = question.options.get(option)
+    return None if asked is None else parse_count(asked, name=f"--{option.replace('_', '-')}")
+
+
+def _mean_tokens(question: Question) -> float:
+    return float(question.options["mean_tokens"])
 
 
 def padding_note(question: Question, run: Run) -> tuple[str, ...]:

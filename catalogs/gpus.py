@@ -83,6 +83,11 @@ class Gpu:
         return self.compute_capability.split(".")[0]
 
     @property
+    def processor_hz(self) -> float | None:
+        """Clocks of all multiprocessors together in a second, at their boost clock; None where one is not known."""
+        return self.sm_count * self.boost_clock_mhz * 1e6 if self.sm_count and self.boost_clock_mhz else None
+
+    @property
     def resident_threads(self) -> int | None:
         """Threads that the whole device holds at once; None where its multiprocessors are not known."""
         most = RESIDENT_THREADS.get(self.compute_capability, USUAL_RESIDENT_THREADS)

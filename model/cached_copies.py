@@ -45,14 +45,9 @@ def cache_log_sd(gpu: Gpu, beliefs: Mapping[str, Any]) -> float:
 def _cache_over_memory(gpu: Gpu, belief: Mapping[str, Any]) -> float | None:
     """Seconds of a byte in the cache over those in memory, of one kernel, which reaches ``memory_reached`` of the
     datasheet's bandwidth there; None where the cache is no faster."""
-    own, usual = _clocks_per_s(gpu), _clocks_per_s(load_gpus()[belief["reference"]])
+    own, usual = gpu.processor_hz, load_gpus()[belief["reference"]].processor_hz
     if gpu.compute_capability not in belief["capabilities"] or own is None or usual is None:
         return None
     from_memory = gpu.bandwidth_bytes_per_s * float(belief["memory_reached"])
     over = from_memory / (float(belief["gbytes_per_s"]) * GIGA * own / usual)
     return over if over < 1.0 else None
-
-
-def _clocks_per_s(gpu: Gpu) -> float | None:
-    """Clocks of all processors together; None where they or their clock are not known."""
-    return gpu.sm_count * gpu.boost_clock_mhz if gpu.sm_count and gpu.boost_clock_mhz else None

@@ -45,6 +45,6 @@ def _of_major(major: str) -> float | None:
 
 
 def _stated(gpu: Gpu) -> float | None:
-    if gpu.vendor != "nvidia" or not gpu.sm_count or not gpu.boost_clock_mhz:
+    if gpu.vendor != "nvidia" or gpu.processor_hz is None:
         return None
-    return gpu.sm_count * gpu.boost_clock_mhz * 1e6 / gpu.bandwidth_bytes_per_s
+    return gpu.processor_hz / gpu.bandwidth_bytes_per_s
