@@ -10,7 +10,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from tunecast.model.curves import SHARES, Array
+from tunecast.model.curve_shares import SHARES
+from tunecast.model.curves import Array
 from tunecast.model.operation import Kind
 
 FLOOR = "floor"

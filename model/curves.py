@@ -86,7 +86,7 @@ def bend(*bounds: Array, power: float = ROOFLINE_POWER) -> Array:
     return np.asarray(total ** (1.0 / power))
 
 
-def _bytes_seconds(n_bytes: Array, params: Params) -> Array:
+def bytes_seconds(n_bytes: Array, params: Params) -> Array:
     """Seconds to move bytes: a last-level-cache tier below ``cache_bytes``, memory above, a soft edge between.
 
     ``bytes_per_s`` alone is one bandwidth. With ``cache_bytes`` and ``cache_bytes_per_s`` the share of
@@ -115,7 +115,7 @@ def bandwidth(params: Params, cols: Columns) -> Array:
     (`share_in_cache`) take ``cached_over_memory`` of the time that they would take from memory.
     """
     kernels = np.maximum(cols.launches, 1.0)
-    moved = kernels * _bytes_seconds(cols.bytes / kernels, params)
+    moved = kernels * bytes_seconds(cols.bytes / kernels, params)
     if CACHED_OVER_MEMORY in params:
         moved = moved * (1.0 - (1.0 - params[CACHED_OVER_MEMORY]) * share_in_cache(params, cols))
     return moved + kernels * params.get("t0_s", 0.0)
@@ -149,7 +149,7 @@ def gemm(params: Params, cols: Columns) -> Array:
     area = stacked * (m + tile) * (n + tile) + params.get("area", 0.0) / splits(params, m, n, k, stacked)
     slow = np.array([1.0, params.get("nn", 1.0), params.get("tn", 1.0)])[cols.layout]
     compute = 2.0 * area * (k + params.get("k0", 0.0)) * slow / params["flops_per_s"]
-    return products_of(cols) * (bend(compute, _bytes_seconds(product_bytes(cols), params)) + _constant_s(params))
+    return products_of(cols) * (bend(compute, bytes_seconds(product_bytes(cols), params)) + _constant_s(params))
 
 
 def stacked_of(cols: Columns) -> Array:
@@ -213,7 +213,7 @@ def gemm_waves(params: Params, cols: Columns) -> Array:
         reach = side / (side + params.get("half", 0.0))
         work = 2.0 * tile_m * tile_n * (k + params.get("k0", 0.0))
         best = np.minimum(best, waves * work / (per_processor * reach))
-    return products_of(cols) * (bend(best * slow, _bytes_seconds(product_bytes(cols), params)) + _constant_s(params))
+    return products_of(cols) * (bend(best * slow, bytes_seconds(product_bytes(cols), params)) + _constant_s(params))
 
 
 def attention(params: Params, cols: Columns) -> Array:
@@ -257,7 +257,7 @@ WIDE_HEAD = 128.0
 
 def elements(params: Params, cols: Columns) -> Array:
     """Dequantization of a weight: elements / rate + t0; with ``cache_bytes`` (in elements here) as `bandwidth`."""
-    return _bytes_seconds(cols.shape[:, 0], params) + _constant_s(params)
+    return bytes_seconds(cols.shape[:, 0], params) + _constant_s(params)
 
 
 FORMS: dict[str, Callable[[Params, Columns], Array]] = {
@@ -325,52 +325,6 @@ def residual(curve: Curve, at: Array) -> tuple[Array, Array]:
     cross = sd**2 * kernel(at, known, length=length)
     solved = np.linalg.solve(gram, np.column_stack([values, cross.T]))
     return (cross @ solved[:, 0]) * wide, (prior - cross @ solved[:, 1:]) * both
-
-
-SHARES = ("own", "memory", "cached", "floor")
-"""Whose seconds an operation's are: its own kind's; the memory's, where a product is bound by its bytes; the cache's;
-and the kernels' floor."""
-
-
-def shares(curve: Curve, cols: Columns) -> Array:
-    """(shares, operations), see `SHARES`; they add up to 1."""
-    floor, cached = floor_frac(curve, cols), cached_frac(curve.form, curve.params, cols)
-    parts = np.stack([np.zeros_like(floor), memory_frac(curve, cols), cached, floor])
-    parts[1:3] *= 1.0 - floor
-    parts[0] = 1.0 - parts.sum(axis=0)
-    return parts
-
-
-def memory_frac(curve: Curve, cols: Columns) -> Array:
-    """`bytes_frac` where whole steps have told bytes and arithmetic of products apart; else 0.
-
-    A clock that rises or falls with power moves the one and not the other.
-    """
-    return bytes_frac(curve, cols) if curve.params.get("bytes_apart") else np.zeros(len(cols.flops))
-
-
-def bytes_frac(curve: Curve, cols: Columns) -> Array:
-    """How far matrix products wait for bytes rather than for arithmetic: their share in the bend of both bounds."""
-    params = {**curve.params, "t0_s": 0.0, "own_s": 0.0}
-    if not curve.form.startswith("gemm"):
-        return np.zeros(len(cols.flops))
-    moved_s = products_of(cols) * _bytes_seconds(product_bytes(cols), params)
-    return np.asarray((moved_s / FORMS[curve.form](params, cols)) ** ROOFLINE_POWER)
-
-
-def cached_frac(form: str, params: Params, cols: Columns) -> Array:
-    """Whose seconds, beside the floor, are those of kernels in the cache (`share_in_cache`)."""
-    if form != "bandwidth" or not np.all(np.asarray(params.get(L2_BYTES, 0.0)) > 0.0):
-        return np.zeros(len(cols.bytes))
-    share, over = share_in_cache(params, cols), params.get(CACHED_OVER_MEMORY, 1.0)
-    return np.asarray(share * over / (1.0 - (1.0 - over) * share))
-
-
-def floor_frac(curve: Curve, cols: Columns) -> Array:
-    """Share of each operation's seconds that is the kernels' floor ``t0_s``."""
-    without = FORMS[curve.form]({**curve.params, "t0_s": 0.0}, cols)
-    whole = FORMS[curve.form](curve.params, cols)
-    return np.asarray(1.0 - np.divide(without, whole, out=np.ones_like(whole), where=whole > 0.0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,17 +14,15 @@ import numpy as np
 
 from tunecast.model.adapter_gaps import Gaps, gaps_of
 from tunecast.model.columns import share_columns
+from tunecast.model.curve_shares import SHARES, cached_frac, shares
 from tunecast.model.curves import (
     CACHED_OVER_MEMORY,
     FORMS,
     L2_BYTES,
-    SHARES,
     Array,
     Columns,
-    cached_frac,
     columns,
     seconds,
-    shares,
 )
 from tunecast.model.exposed import waits_in_layers
 from tunecast.model.factors import Curve, FactorSet

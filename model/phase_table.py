@@ -12,7 +12,8 @@ from tunecast.model.cold_kernels import is_cold
 from tunecast.model.columns import COLUMNS, FLOOR, share_columns
 from tunecast.model.context_parallel import room_fracs
 from tunecast.model.curve_names import curve_key, find_curve
-from tunecast.model.curves import Array, Columns, bytes_frac, columns, seconds, shares
+from tunecast.model.curve_shares import bytes_frac, shares
+from tunecast.model.curves import Array, Columns, columns, seconds
 from tunecast.model.exposed import asks_late, waits_in_layers
 from tunecast.model.factors import Curve, FactorSet
 from tunecast.model.hooks import adapter_visits_of, has_hooks, visits_of, waits_for_units, wraps_adapters

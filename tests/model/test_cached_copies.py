@@ -16,7 +16,8 @@ from tunecast.model.architectures import load_architecture
 from tunecast.model.cached_copies import SCALE_CACHED, cache_log_sd, cache_params
 from tunecast.model.cold_kernels import CASTS, is_cold
 from tunecast.model.curve_names import curve_key, find_curve
-from tunecast.model.curves import Columns, bandwidth, columns, shares
+from tunecast.model.curve_shares import shares
+from tunecast.model.curves import Columns, bandwidth, columns
 from tunecast.model.estimate import forecast
 from tunecast.model.inventory import step_operations
 from tunecast.model.operation import Kind, Operation, Phase

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tunecast.model.curves import FORMS, SHARES, benched, columns, floor_frac, residual, seconds, shares
+from tunecast.model.curve_shares import SHARES, floor_frac, shares
+from tunecast.model.curves import FORMS, benched, columns, residual, seconds
 from tunecast.model.factors import Curve
 from tunecast.model.operation import Kind, Operation, Phase
 
