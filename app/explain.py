@@ -107,17 +107,17 @@ def one_question(model: str, *, gpu: str | Sequence[str], **options: Any) -> tup
 def explained(question: Question, target: Target, told: Forecast) -> list[Term]:
     """The terms of a forecast that was made of this question on this device."""
     from tunecast.model.on_device import job_factors
+    from tunecast.model.rows import held_run, timed_run, unpacked_rows
     from tunecast.model.slowest_stage import timed_operations
 
     factors = job_factors(target, told.architecture, told.run, question.options)
-    operations = timed_operations(
-        told.architecture, told.run, factors, platform=target.platform, source=question.source
-    )
+    timed = timed_run(told.run, unpacked_rows(told.run, question.options))
+    operations = timed_operations(told.architecture, timed, factors, platform=target.platform, source=question.source)
     by_priors = target.record is None and question.achieved_tflops is None
     slower = float(load_priors()["source_effect"]["value"]) if by_priors else None
     return [
         *field_terms(told),
-        *memory_terms(told, target),
+        *memory_terms(told, held_run(told.run, question.options), target),
         *time_terms(told, operations, factors, target, slower),
         *run_terms(told),
         *money_terms(told),
@@ -145,14 +145,14 @@ def field_terms(told: Forecast) -> Iterable[Term]:
             yield Term(section="resolved run", name=name, value=shown, formula="", inputs="", origin=ORIGINS[origin])
 
 
-def memory_terms(told: Forecast, target: Target) -> Iterable[Term]:
-    """Parts of the peak, then what the allocator and the context add."""
+def memory_terms(told: Forecast, held: Run, target: Target) -> Iterable[Term]:
+    """Parts of the peak, of the run at its longest rows, then what the allocator and the context add."""
     view = told.memory
     counted = "counted from the code's own tensors"
     for name, n_bytes in sorted(view.parts_bytes.items(), key=lambda item: -item[1]):
         if n_bytes > 0:
             formula = MEMORY_FORMULAS.get(name, "bytes alive")
-            yield _term("memory", name, f"{gib(n_bytes):.3f} GiB", formula, _memory_inputs(name, told), counted)
+            yield _term("memory", name, f"{gib(n_bytes):.3f} GiB", formula, _memory_inputs(name, told, held), counted)
     formula, when = "sum of the parts at the worst moment", f"peak: {view.peak_moment}"
     yield _term("memory", "allocated", f"{gib(view.allocated_bytes.value):.3f} GiB", formula, when, counted)
     overheads = "measured on this device" if target.record is not None else "fitted to published runs"
@@ -168,8 +168,8 @@ def memory_terms(told: Forecast, target: Target) -> Iterable[Term]:
         yield _term("memory", "usable", f"{gib(view.usable_bytes):.3f} GiB", "what the card exposes", "", origin)
 
 
-def _memory_inputs(name: str, told: Forecast) -> str:
-    run, architecture = told.run, told.architecture
+def _memory_inputs(name: str, told: Forecast, run: Run) -> str:
+    architecture = told.architecture
     quantized = "quantized" in told.memory.parts_bytes and told.memory.parts_bytes["quantized"] > 0
     known = {
         "weights": f"{count(told.total_params)} parameters{' less the quantized' if quantized else ''}, {run.dtype}",

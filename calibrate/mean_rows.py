@@ -7,12 +7,14 @@ padding. A step is timed at the rows that micro-batches are padded to (`rows`), 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from tunecast.calibrate.published import PublishedRun
 from tunecast.calibrate.row_cells import samples_that_fill
 from tunecast.calibrate.run_table import AGREE, SPEED_COLUMNS, SkipRowError, number
+from tunecast.calibrate.vocabulary import FLAT, GROUPED, PADDED
 from tunecast.model.row_lengths import Rows
 from tunecast.model.row_times import stretched
 from tunecast.model.rows import WHOLE_RUN_ENDS, likely_runs, multiple_of, timed_run, unpacked_rows
@@ -54,9 +56,9 @@ def padded_run(run: Run, mean: float) -> Run:
     return replace(run, padding_mask=True, pad_to_multiple_of=int(multiple_of({"stack": run.stack})))
 
 
-def rows_of(run: Run, mean: float) -> Rows:
-    """Rows of the run's micro-batches of samples of this mean length."""
-    rows = unpacked_rows(run, {COLUMN: mean, "packing": False})
+def rows_of(run: Run, mean: float, *, grouped: bool = False) -> Rows:
+    """Rows of the run's micro-batches of samples of this mean length, which may be in the order of their lengths."""
+    rows = unpacked_rows(run, {COLUMN: mean, "packing": False, "group_by_length": grouped})
     assert rows is not None, "samples that are said not to be packed have rows"
     return rows
 
@@ -90,10 +92,14 @@ def in_samples(
     """A row that states the mean length of its samples: its speed in samples where they are not packed, and why it has
     none; else as it was read (`run`, `reason`), where the mean agrees with it.
 
-    The speed is read as that of rows of as many tokens as a copy's own have, so that it is checked like any other.
+    The speed is read as that of samples of equal lengths, so that it is checked like any other.
     """
-    unpacked = "packed" not in row or (run is None and is_padded(reason))
+    unpacked, grouped = "packed" not in row or (run is None and is_padded(reason)), GROUPED in reason
     try:
+        if FLAT in reason:
+            raise SkipRowError(
+                f"packed {row['packed']!r}: speeds of samples laid end to end are not built for tables yet"
+            )
         if not unpacked:
             return (None, reason) if run is None else (_beside_packed(row, run), reason)
         left_out = ("packed", *SPEED_COLUMNS, "total_time_h")
@@ -102,23 +108,26 @@ def in_samples(
         if found is None or mean is None:
             return (run, reason) if found is not None else (None, other)
         asked = padded_run(found.run, mean)
-        rows = rows_of(asked, mean)
+        rows = rows_of(asked, mean, grouped=grouped)
     except SkipRowError as skip:
         return None, str(skip)
-    of_rows, other = read(_as_rows(row, asked, rows))
+    length = _read_length(asked, rows)
+    of_rows, other = read(_as_rows(row, asked, length))
     if of_rows is None:
         return None, other
     if of_rows.tokens_per_s is None:
         told = any(row.get(name) for name in IN_TOKENS) or _total_in_tokens(row)
         return replace(found, run=asked), IN_SAMPLES if told else of_rows.why_no_speed or "no speed is stated"
-    if why := _beyond_samples(row, asked, mean, of_rows.tokens_per_s / rows.own_length):
+    samples_per_s = of_rows.tokens_per_s / length
+    if why := _beyond_samples(row, asked, mean, samples_per_s):
         return None, why
     return (
         replace(
             found,
             run=asked,
             mean_tokens=mean,
-            tokens_per_s=of_rows.tokens_per_s,
+            grouped=grouped,
+            tokens_per_s=samples_per_s * rows.own_length,
             whole_time=of_rows.whole_time,
             reading_notes=(*found.reading_notes, note_of(rows)),
             stated=found.stated | {COLUMN},
@@ -127,13 +136,19 @@ def in_samples(
     )
 
 
-def _as_rows(row: Mapping[str, str], run: Run, rows: Rows) -> dict[str, str]:
-    """The cells of the same speed of samples that are all as long as a copy's own mean row; without what may or may not
-    count padding."""
+def _read_length(run: Run, rows: Rows) -> int:
+    """Tokens of the shortest rows that samples of the stated mean can have: no speed is above what a card can do for
+    padding that is only assumed. A multiple of the GPUs that share a row's tokens."""
+    least = rows.own_length if rows.shortest is None else min(rows.shortest, rows.own_length)
+    return math.ceil(least / (run.tp * run.cp)) * run.tp * run.cp
+
+
+def _as_rows(row: Mapping[str, str], run: Run, length: int) -> dict[str, str]:
+    """The cells of the same speed of samples of so many tokens, without what may or may not count padding."""
     left_out = (*IN_TOKENS, "global_batch", *(("total_time_h",) if _total_in_tokens(row) else ()))
     cells = {name: text for name, text in row.items() if name not in left_out}
     steps = str(run.gradient_accumulation_steps)
-    return {**cells, "packed": FILLED, "seq_len": str(rows.own_length), "grad_accum": steps}
+    return {**cells, "packed": FILLED, "seq_len": str(length), "grad_accum": steps}
 
 
 def _total_in_tokens(row: Mapping[str, str]) -> bool:
@@ -187,5 +202,5 @@ def padded_memory(row: Mapping[str, str], read: Read) -> tuple[PublishedRun | No
 
 def is_padded(reason: str) -> bool:
     """Whether a row was not read only because nothing says how many tokens its padded samples have: memory is that of
-    the longest. A cell that is not understood may say that seq_len is a mean, and then nothing is compared."""
-    return reason.startswith("packed ") and "not in the vocabulary" not in reason
+    the longest."""
+    return reason.startswith("packed ") and any(rows in reason for rows in (PADDED, GROUPED))

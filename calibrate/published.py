@@ -96,6 +96,8 @@ class PublishedRun:
     """Whole job, padding included."""
     mean_tokens: float | None = None
     """Mean length of samples that are not packed, by which its speed is compared (`mean_rows`)."""
+    grouped: bool = False
+    """Whether these samples come in the order of their lengths (``--group-by-length``)."""
     whole_time: str = ""
     """That the speed is of the whole wall time, evaluations and saves included, in a sentence: nothing is fitted to it.
     Empty where a speed or a step's time is stated."""

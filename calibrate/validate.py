@@ -232,7 +232,7 @@ def predict(run: PublishedRun, priors: Priors) -> Prediction:
         operations = step_operations(run.architecture, asked)
         return as_sure(linked_step(run.architecture, asked, operations, factors), share, priors)
 
-    rows = None if run.mean_tokens is None else rows_of(run.run, run.mean_tokens)
+    rows = None if run.mean_tokens is None else rows_of(run.run, run.mean_tokens, grouped=run.grouped)
     step = step_of(run.run) if rows is None else timed(step_of, run.run, rows)
     counted = run.run if rows is None else own_run(run.run, rows)
     target = Target(id=gpu.id, gpu=gpu, usable_bytes=gpu.usable_bytes, peaks=gpu.peaks)

@@ -19,7 +19,7 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from importlib import resources
-from typing import Any
+from typing import Any, NoReturn
 
 from tunecast.calibrate.cell_grammar import Facts, facts_of, meaning
 from tunecast.calibrate.cell_layout import layout_of
@@ -44,8 +44,14 @@ FIELDS = {
 ALONE = ("-", "\u2013", "\u2014", "n/a", "na", "none", "no", "1")
 """What tables write of the parallelism of one GPU."""
 DASHES = "[-\u2013\u2014\u2212]+"
+PADDED, GROUPED, FLAT = (
+    "padded samples of unknown length",
+    "padded samples in the order of their lengths, of unknown length",
+    "samples laid end to end without padding, of unknown length",
+)
+"""Why the speed of samples that are not packed is not read: how rows are made of them, their length being unknown."""
 UNKNOWN_LENGTH = (
-    "padded samples of unknown length: the tokens processed are not known; where every sample is as long as seq_len, "
+    "the tokens processed are not known; where every sample is as long as seq_len, "
     "write padded to max length, or samples fill seq_len; else their mean length into mean_tokens"
 )
 SHARDED = ("fsdp", "fsdp-grad-op", "hsdp")
@@ -130,12 +136,10 @@ def _dropout(text: str, facts: Facts) -> None:
 
 def _lengths(text: str, facts: Mapping[str, Any]) -> Options:
     """That samples fill their length, and the length if the cell says so; padding up to it is processed too."""
-    if facts == {"flattened": True}:
-        raise SkipRowError(f"packed {text!r}: samples without padding, of unknown length: no speed can be compared")
+    if not facts.get("packing") and not fills(facts):
+        _unfilled(text, facts)
     if facts.get("packing") and facts.get("filled") is False:
         raise SkipRowError(f"packed {text!r} contradicts itself: packed samples fill their length")
-    if not (facts.get("packing") or fills(facts)):
-        raise SkipRowError(f"packed {text!r}: {UNKNOWN_LENGTH}")
     found: Options = {"filled": True, **{name: True for name in ("alone", "padded") if facts.get(name)}}
     if facts.get("tokens") or facts.get("made_up"):
         found.pop("padded", None)  # drawn to the length, whatever it is called
@@ -143,6 +147,17 @@ def _lengths(text: str, facts: Mapping[str, Any]) -> Options:
     if len(stated) > 1:
         raise SkipRowError(f"packed {text!r} contradicts itself: {' and '.join(map(str, sorted(stated)))}")
     return found | ({"filled_length": stated.pop()} if stated else {})
+
+
+def _unfilled(text: str, facts: Mapping[str, Any]) -> NoReturn:
+    """Why samples that neither fill their length nor are packed have no speed: by what their rows are made of."""
+    if facts.get("flattened"):
+        raise SkipRowError(f"packed {text!r}: {FLAT}: no speed can be compared")
+    if facts.get("unpadded"):
+        raise SkipRowError(
+            f"packed {text!r}: samples without padding are packed, or laid end to end: write yes, or padding-free"
+        )
+    raise SkipRowError(f"packed {text!r}: {GROUPED if facts.get('grouped') else PADDED}: {UNKNOWN_LENGTH}")
 
 
 def fills(facts: Mapping[str, Any]) -> bool:

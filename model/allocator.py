@@ -79,7 +79,7 @@ class CachingAllocator:
         return address
 
     def _new_segment(self, size: int) -> tuple[int, int]:
-        """Bytes and address of a new segment."""
+        """Bytes and address of a new segment; raises OverflowError beyond what an address counts."""
         if size <= SMALL_BYTES:
             found = SMALL_SEGMENT_BYTES
         elif size < OWN_SEGMENT_BYTES:
@@ -87,6 +87,8 @@ class CachingAllocator:
         else:
             found = -(-size // SEGMENT_STEP_BYTES) * SEGMENT_STEP_BYTES
         address, self._top = self._top, self._top + found + GAP_BYTES
+        if self._top > ADDRESS_MASK:
+            raise OverflowError(f"{self._top:,} bytes are beyond the addresses of a device")
         self._segments[address] = found
         self.reserved_bytes += found
         return found, address

@@ -74,6 +74,14 @@ def replayed_bytes(architecture: Architecture, run: Run, platform: str, workspac
 
 @lru_cache(maxsize=1024)
 def _replayed(architecture: Architecture, run: Run, workspace_bytes: int) -> int | None:
+    """None as well for a run of more bytes than any device addresses."""
+    try:
+        return _played(architecture, run, workspace_bytes)
+    except OverflowError:
+        return None
+
+
+def _played(architecture: Architecture, run: Run, workspace_bytes: int) -> int | None:
     changes = step_changes(architecture, run, "cuda")
     allocator = CachingAllocator()
     for _ in range(THREADS if workspace_bytes else 0):

@@ -6,6 +6,7 @@ import json
 import math
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -56,6 +57,32 @@ def test_the_speed_of_products_is_work_over_time() -> None:
     value, unit = term.value.split()
     part_s = float(value) * (1e-3 if unit == "ms" else 1.0)
     assert float(work[1]) / part_s == pytest.approx(float(work[2]), rel=0.01)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"mean_tokens": 100, "max_length": 1024, "packing": False, "per_device_train_batch_size": 4},
+        {"mean_tokens": 1000, "max_length": 4096, "packing": False, "padding_free": True,
+         "attn_implementation": "flash_attention_2", "per_device_train_batch_size": 8},
+        {"mean_tokens": 1000, "max_length": 4096, "packing": False, "group_by_length": True,
+         "per_device_train_batch_size": 8},
+    ],
+)  # fmt: skip
+def test_the_work_beside_a_time_is_that_of_the_rows_that_are_timed(more: dict[str, Any]) -> None:
+    """Rows of padded samples are shorter than ``max_length``, whose FLOPs would mean more than a card can do."""
+    terms = explain(MODEL, gpu="a100-sxm4-80gb", method="lora", num_samples="20k", **more)
+    shares = [float(share) for term in terms for share in re.findall(r"(\d+)% of peak", term.inputs)]
+    assert len(shares) >= 2
+    assert max(shares) <= 100
+
+
+def test_the_logits_of_samples_laid_end_to_end_are_those_of_the_largest_micro_batch() -> None:
+    more = {"mean_tokens": 1000, "max_length": 4096, "packing": False, "padding_free": True, "num_samples": 10_000,
+            "attn_implementation": "flash_attention_2", "per_device_train_batch_size": 8}  # fmt: skip
+    (logits,) = (t for t in explain(MODEL, gpu="a100-sxm4-80gb", method="lora", **more) if t.name == "logits")
+    tokens = int(logits.inputs.split(" tokens")[0].replace(",", ""))
+    assert 8 * 1000 < tokens < 8 * 4096
 
 
 def test_no_rate_of_a_link_is_above_the_link() -> None:

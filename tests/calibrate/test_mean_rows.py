@@ -95,6 +95,11 @@ def test_the_interval_reaches_as_far_as_lengths_may_be_unlike() -> None:
             "write samples_per_s, or step_time_s",
         ),
         ({"packed": "samples fill seq_len"}, "mean_tokens '600' contradicts packed 'samples fill seq_len'"),
+        ({"packed": "yes and no"}, "packed 'yes and no' contradicts itself"),
+        ({"packed": "not packed, packed 95%"}, "contradicts itself"),
+        ({"packed": "no padding"}, "packed, or laid end to end"),
+        ({"packed": "padding_free"}, "samples laid end to end are not built for tables yet"),
+        ({"packed": "no (DataCollatorWithFlattening)"}, "samples laid end to end are not built for tables yet"),
     ],
 )
 def test_what_is_not_compared_says_why(cells: dict[str, str], said: str) -> None:
@@ -191,3 +196,36 @@ def test_packed_rows_need_no_mean() -> None:
 )
 def test_other_words_for_the_column_are_told(heading: str) -> None:
     assert meant_by(heading) == "mean_tokens"
+
+
+def test_a_speed_that_shorter_rows_could_have_is_not_called_impossible() -> None:
+    """3.4 samples/s of 1,000 tokens are 44% of an A100's peak where they are all alike; rows padded to the longest of
+    eight, which lengths of that mean may need, would be 119%. Even alike, 10 samples/s would be more than the card."""
+    cells = {
+        "gpus": "8", "parallelism": "fsdp", "gpu": "A100 80GB SXM", "mean_tokens": "1000", "micro_batch": "8",
+        "method": "full", "lora_targets": "", "rank": "",
+    }  # fmt: skip
+    possible = read(**cells, samples_per_s="3.4 per GPU")
+    assert possible.run is not None
+    assert possible.run.tokens_per_s is not None
+    assert "above 1" in read(**cells, samples_per_s="10 per GPU").reason
+
+
+def test_tensor_parallel_rows_of_any_mean_are_read() -> None:
+    cells = {"gpus": "8", "parallelism": "fsdp + tp 4", "mean_tokens": "1001", "framework": "torchtitan"}
+    entry = read(**cells, method="full", lora_targets="", rank="")
+    assert entry.run is not None, entry.reason
+    assert entry.run.tokens_per_s is not None, entry.reason
+
+
+def test_rows_in_the_order_of_their_lengths_are_shorter() -> None:
+    """As ``--group-by-length`` forecasts them."""
+    cells = {"micro_batch": "8", "samples_per_s": "5.1"}
+    each = [judge(read(**cells, packed=word), lambda _: load_priors()) for word in ("no", "group_by_length")]
+    (told,) = tunecast.estimate(
+        "meta-llama/Llama-3.1-8B", **{**SAME, "per_device_train_batch_size": 8, "group_by_length": True}
+    )
+    assert each[0].prediction is not None
+    assert each[1].prediction is not None
+    assert each[1].prediction.step.step_time_s.value < 0.8 * each[0].prediction.step.step_time_s.value
+    assert each[1].prediction.tokens_per_s.value == pytest.approx(told.tokens_per_s.value, rel=0.005)

@@ -43,7 +43,10 @@ def only(**cells: str) -> tuple[float | None, str]:
         ({"model": "mistralai/Mixtral-8x7B-v0.1", "params_b": "7"}, "which has 46.70 billion"),
         ({"compute_dtype": "amp"}, "has no meaning of 'amp' alone"),
         ({"grad_checkpointing": "x"}, "may mean yes or no"),
-        ({"packed": "padding-free", "tokens_per_s": "9000"}, "packed 'padding-free': samples without padding"),
+        (
+            {"packed": "padding-free", "tokens_per_s": "9000"},
+            "packed 'padding-free': samples laid end to end without padding",
+        ),
         ({"micro_batch": "2x8"}, "micro_batch '2x8'"),
         ({"seq_len": "10k"}, "seq_len '10k'"),
         ({"micro_batch": "4k"}, "micro_batch '4k'"),

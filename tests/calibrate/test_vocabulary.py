@@ -483,7 +483,7 @@ def test_one_unknown_word_refuses_the_cell(column: str, text: str, means: dict[s
         ("packed", "dynamic padding", "not known"),
         ("packed", "grouped by length", "not known"),
         ("packed", "yes (no)", "'yes' and 'no'"),
-        ("packed", "no padding", "says nothing"),
+        ("packed", "no padding", "packed, or laid end to end"),
         ("attention_impl", "yes", "says nothing"),
         ("parallelism", "DeepSpeed", "says nothing"),
         ("lora_targets", "adapters, stated", "says nothing"),
