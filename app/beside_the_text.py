@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 OTHER_PARTS = ("vision_config", "audio_config", "speech_config", "mm_vision_tower")
 """Fields of a ``config.json`` that say of a part beside the text decoder."""
 
+COUNTED_AS_TYPED = ("bfloat16", "float16", "auto")
+"""Dtypes of a config that are counted without a word: in 16 bits, as asked or as the card has them."""
+
 
 def vision_notes(row: ModelRow) -> tuple[str, ...]:
     """How large the vision part is that the forecast of a catalog model leaves out."""
@@ -28,6 +31,31 @@ def vision_notes(row: ModelRow) -> tuple[str, ...]:
 
 
 def config_notes(config: Mapping[str, Any], name: str) -> tuple[str, ...]:
+    """What the user should be told of a config: which of its parts are left out, and how wide its weights are."""
+    return (*part_notes(config, name), *width_notes(config, name))
+
+
+def width_notes(config: Mapping[str, Any], name: str) -> tuple[str, ...]:
+    """That weights are said to be of another width than the 16 bits that are counted unless asked; raises InputError
+    for what is no dtype."""
+    from tunecast.model.architectures import text_part
+
+    said = [part.get(key) for part in (config, text_part(config)) for key in ("dtype", "torch_dtype")]
+    stated = next((each for each in said if each is not None), None)
+    if stated is None:
+        return ()
+    if not isinstance(stated, str):
+        raise InputError(f"The config {name} has a dtype of {stated!r}, which is none; write it as bfloat16.")
+    dtype = stated.removeprefix("torch.")
+    if dtype in COUNTED_AS_TYPED:
+        return ()
+    if dtype == "float32":
+        loaded = "transformers 5 loads them so where its code names no dtype: --dtype fp32 counts them as they are"
+        return (f"{name} says that its weights are float32, and {loaded}.",)
+    return (f"{name} says that its weights are {dtype}, which is not built; they are counted by --dtype.",)
+
+
+def part_notes(config: Mapping[str, Any], name: str) -> tuple[str, ...]:
     """That a config's vision or audio part is left out; a config whose text decoder is nowhere by itself is refused."""
     from tunecast.model.architectures import text_part
 

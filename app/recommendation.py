@@ -86,8 +86,7 @@ class Recommendation:
     def refusal(self) -> str:
         """Why there is no plan, and what would let one in."""
         if self.relaxations:
-            hardest = self.relaxations[0]
-            return f"No plan keeps {hardest.limit} {hardest.now}; {hardest.needed} would allow {hardest.buys}."
+            return self._relaxed()
         best = [rejected.candidate for rejected in self.rejected if rejected.candidate is not None]
         if best:
             cheapest, fastest = min(best, key=lambda c: c.usd), min(best, key=lambda c: c.time_h)
@@ -118,6 +117,15 @@ class Recommendation:
             f"No card is left ({words}); allow more GPUs (--max-gpus) or larger ones (--gpu all), {smaller}another "
             "--method, a shorter --max-length, or other offers."
         )
+
+    def _relaxed(self) -> str:
+        """Which limits no plan keeps, each of which alone could let one in, the least effort first."""
+        if len(self.relaxations) == 1:
+            only = self.relaxations[0]
+            return f"No plan keeps {only.limit} {only.now}; {only.needed} would allow {only.buys}."
+        kept = " and ".join(f"{each.limit} {each.now}" for each in self.relaxations)
+        ways = ", ".join(f"{each.limit} {each.needed} would allow {each.buys}" for each in self.relaxations)
+        return f"No plan keeps {kept} together; {ways}."
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON of ``tunecast recommend --json``."""

@@ -30,16 +30,15 @@ def length_ends(question: Question, run: Run, metric: str) -> tuple[tuple[str, s
     """(labels, settings at the low end, at the high end) of lengths of which the mean alone is known; None where they
     are known, or the metric does not look at them.
 
-    Rows of samples that are all alike, and rows as long as those of far more unlike samples, of as many samples; or
-    documents of a packed row between which attention may be assumed to end.
+    Rows of samples that are all alike, and work as much more as that of rows of far more unlike samples; of a data file
+    both ends of the bytes that a token is assumed to have; or documents of a packed row between which attention may be
+    assumed to end.
     """
     from tunecast.model.documents import ends_of
 
-    rows = rows_asked(question, run)
-    if rows is not None and rows.shortest is not None and rows.longest is not None and metric in OF_WHOLE_RUN:
-        ends = (rows.shortest, rows.longest)
-        low, high = ({"max_length": length, "mean_tokens": length, **_as_many_samples(question)} for length in ends)
-        return (f"rows of {ends[0]}", f"rows of {ends[1]}"), low, {**high, "padding_mask": run.padding_mask}
+    told = _of_amount(question, run) if metric in OF_WHOLE_RUN else None
+    if told is not None:
+        return told
     documents = ends_of(run, question.options)
     if documents is None or documents[0].attention_length is None:
         return None
@@ -49,6 +48,32 @@ def length_ends(question: Question, run: Run, metric: str) -> tuple[tuple[str, s
         for end in documents
     )
     return (reached[0], reached[1]), low, high
+
+
+def _of_amount(question: Question, run: Run) -> tuple[tuple[str, str], Settings, Settings] | None:
+    """Ends by the work that the lengths of rows leave open (`Amount.least`, `most`); None where they are known."""
+    from tunecast.model.amount import resolve_amount
+    from tunecast.model.dataset import bytes_per_token
+
+    amount, rows = resolve_amount(run, dict(question.options)), rows_asked(question, run)
+    if amount is None or amount.least == amount.most:
+        return None
+    if question.options.get("dataset") is not None:
+        per_token = bytes_per_token(question.options)
+        few, many = f"{per_token.high:g} bytes a token", f"{per_token.low:g} bytes a token"
+        return (few, many), _work(question, amount.least), _work(question, amount.most)
+    if rows is None or rows.shortest is None:
+        return None
+    alike = {"max_length": rows.shortest, "mean_tokens": rows.shortest, **_as_many_samples(question)}
+    return (f"rows of {rows.shortest}", f"rows of {rows.longest}"), alike, _work(question, amount.most)
+
+
+def _work(question: Question, share: float) -> Settings:
+    """So many times as many steps: rows that many times as long take as long."""
+    steps = _count(question, "max_steps")
+    if steps is not None:
+        return {"max_steps": max(round(steps * share), 1)}
+    return {"num_train_epochs": float(question.options.get("num_train_epochs") or 1.0) * share}
 
 
 def _as_many_samples(question: Question) -> Settings:

@@ -53,7 +53,14 @@ from tunecast.model.step_source import (
 from tunecast.model.strangers import unseen_notes
 from tunecast.model.target import Target
 from tunecast.model.time import StepTime, step_time
-from tunecast.model.timing import link_notes, share_without_padding, step_timing, unused_notes, utilizations
+from tunecast.model.timing import (
+    achieved_notes,
+    link_notes,
+    share_without_padding,
+    step_timing,
+    unused_notes,
+    utilizations,
+)
 from tunecast.model.trainer_loop import trainer_notes, walk_origins
 from tunecast.model.training_totals import training_totals
 from tunecast.model.walks import walk_notes
@@ -141,6 +148,7 @@ def forecast(question: Question, target: Target) -> Forecast:
             *unit_notes(timing.parts_s, timing.step_time_s.value),
             *row_notes(resolved.run, rows, held),
             *ratio_notes(ratio),
+            *achieved_notes(question, rows),
             *document_notes(resolved.run, question.options),
             *data_notes,
             *([] if watched is None else [watched]),

@@ -124,7 +124,9 @@ def rejection(gpu: str, own: Sequence[Candidate], front: Sequence[Candidate], li
         told = min(quick, key=lambda c: (c.usd, c.time_h)) if quick else cheapest
         late = f", and {past}" if in_no_time else ""
         soon = " in time" if quick and limits.deadline_h is not None else ""
-        detail = f"{dollars_up(told.usd)} at best{soon}, over ${limits.budget_usd:,.2f}{late}"
+        detail = (
+            f"{dollars_over(told.usd, limits.budget_usd or 0.0)} at best{soon}, over ${limits.budget_usd:,.2f}{late}"
+        )
         return Rejected(gpu=gpu, reason="over budget", detail=detail, candidate=told)
     if in_no_time:
         return Rejected(gpu=gpu, reason="past deadline", detail=past, candidate=fastest)
@@ -205,7 +207,7 @@ def _less_sure(search: Search, market: Market, front: Sequence[Candidate], limit
         now=f"{100.0 * limits.min_fit_confidence:g}%",
         needed=f"{math.floor(1000.0 * chance) / 10.0:g}%",
         buys=_gain(best, front),
-        candidate=best,
+        candidate=replace(best, fit_probability=chance),
         effort=1.0 + limits.min_fit_confidence - chance,
     )
 
@@ -243,7 +245,7 @@ def _cheaper(candidate: Candidate, front: Sequence[Candidate]) -> bool:
 
 def _gain(candidate: Candidate, front: Sequence[Candidate]) -> str:
     """What the candidate does better than the best of today, in words."""
-    here = f"{named(candidate)}: {hours(candidate.time_h)} for {dollars_up(candidate.usd)}"
+    here = f"{named(candidate)}: {hours(candidate.time_h)} for ${candidate.usd:,.2f}"
     if not front:
         return here
     gains = []
@@ -260,8 +262,14 @@ def named(candidate: Candidate) -> str:
 
 
 def dollars_up(usd: float) -> str:
-    """An amount that is above a limit, rounded up so that it still is."""
+    """A limit that an amount keeps: rounded up, so that it still does."""
     return f"${math.ceil(round(100.0 * usd, 6)) / 100.0:,.2f}"
+
+
+def dollars_over(usd: float, limit_usd: float) -> str:
+    """An amount above a limit, rounded up where it would round to what the limit does."""
+    said = f"${usd:,.2f}"
+    return said if said != f"${limit_usd:,.2f}" else dollars_up(usd)
 
 
 def hours_over(value_h: float, limit_h: float) -> str:

@@ -20,6 +20,7 @@ from tunecast.model.priors import VISITS
 from tunecast.model.question import Question
 from tunecast.model.read_numbers import number_above_zero
 from tunecast.model.resolve import Resolved
+from tunecast.model.row_lengths import Rows
 from tunecast.model.rows import packing_of
 from tunecast.model.run import Run
 from tunecast.model.sharding import shards_of
@@ -38,6 +39,14 @@ def step_timing(question: Question, resolved: Resolved, target: Target, factors:
     """Seconds of one step, from the operations or from the speed that the user gave."""
     timed = certain_timing(question, resolved, target, factors)
     return unsure_of_documents(timed, question, resolved, target, factors)
+
+
+def achieved_notes(question: Question, rows: Rows | None) -> tuple[str, ...]:
+    """That a speed which was given is that of the copy with the longest rows, where the others wait for it."""
+    if question.achieved_tflops is None or rows is None or rows.own_length >= rows.length:
+        return ()
+    told = f"of the copy with the longest rows, {rows.length} tokens; a copy's own have {rows.own_length}"
+    return (f"--achieved-tflops is taken as the speed {told}, so that MFU, in which the others wait, is less",)
 
 
 def certain_timing(question: Question, resolved: Resolved, target: Target, factors: FactorSet) -> StepTime:

@@ -46,3 +46,23 @@ def test_a_files_other_parts_are_named(tmp_path: Path) -> None:
 def test_a_config_without_a_text_part_of_its_own_is_refused(tmp_path: Path, text: dict[str, Any]) -> None:
     with pytest.raises(InputError, match="no text_config with a model_type"):
         api.estimate(file_of(tmp_path, {**OWN, **text}), gpu="h100-sxm5-80gb")
+
+
+@pytest.mark.parametrize(
+    ("stated", "says"),
+    [
+        ({"torch_dtype": "float32"}, "its weights are float32"), ({"dtype": "torch.float32"}, "--dtype fp32"),
+        ({"dtype": "float64"}, "its weights are float64, which is not built"), ({"dtype": "bfloat16"}, ""),
+        ({"torch_dtype": "float16"}, ""), ({"dtype": "auto"}, ""), ({}, ""),
+    ],
+)  # fmt: skip
+def test_weights_of_another_width_than_is_counted_are_told(tmp_path: Path, stated: dict[str, Any], says: str) -> None:
+    (found,) = api.estimate(file_of(tmp_path, {**TEXT, **stated}), gpu="h100-sxm5-80gb", method="lora")
+    notes = [note for note in found.notes if "says that its weights are" in note]
+    assert len(notes) == (1 if says else 0)
+    assert all(says in note for note in notes)
+
+
+def test_what_is_no_dtype_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="dtype of 16"):
+        api.estimate(file_of(tmp_path, {**TEXT, "torch_dtype": 16}), gpu="h100-sxm5-80gb")

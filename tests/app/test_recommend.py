@@ -297,6 +297,26 @@ def test_no_plan_is_exit_code_3_and_one_sentence() -> None:
     assert "No plan keeps --budget $0.01" in answer.stderr
 
 
+def test_limits_that_no_plan_keeps_together_are_all_named() -> None:
+    """A surer plan and a cheaper one: the budget was typed, and the confidence has a default that binds too."""
+    options = {"method": "qlora", "num_samples": "20k", "mean_tokens": 300, "max_length": 1024, "budget": 1.0}
+    found = recommend("meta-llama/Llama-3.1-8B", gpu=["l40s", "rtx-4090"], **options)
+    limits = {relaxation.limit: relaxation for relaxation in found.relaxations}
+    assert set(limits) == {"--budget", "--min-fit-confidence"}
+    said = found.refusal()
+    assert said.startswith("No plan keeps ")
+    assert " and " in said.split(" together; ")[0]
+    for limit, relaxation in limits.items():
+        assert f"{limit} {relaxation.needed} would allow {relaxation.buys}" in said
+    (unsure,) = (each for each in found.to_dict()["binding"] if each["limit"] == "--min-fit-confidence")
+    assert unsure["fit_probability"] == pytest.approx(float(unsure["needed"].rstrip("%")) / 100.0, abs=0.001)
+    over = [each for each in found.rejected if each.reason == "over budget"]
+    assert over
+    for each in over:
+        assert each.candidate is not None
+        assert each.detail.startswith(f"${each.candidate.usd:.2f} at best")
+
+
 def test_the_picture_is_drawn(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     answer = command("--plot", str(tmp_path / "money.svg"))

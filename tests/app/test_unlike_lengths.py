@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -38,6 +40,37 @@ def test_rows_of_samples_all_alike_cost_what_an_estimate_of_those_costs() -> Non
     (told,) = tunecast.estimate(MODEL, gpu=GPU, **alike)
     assert told.cost_usd is not None
     assert bar.low == pytest.approx(told.cost_usd.value)
+    assert bar.high is not None
+    assert bar.low < bar.base < bar.high
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"method": "qlora", "mean_tokens": 200, "per_device_train_batch_size": 2, "num_gpus": 1, "sharding": None},
+        {"mean_tokens": 600, "per_device_train_batch_size": 1, "num_gpus": 2, "gradient_accumulation_steps": 4},
+        {"mean_tokens": 600, "group_by_length": True},
+        {"mean_tokens": 200, "num_samples": None, "max_steps": 5000},
+    ],
+)
+def test_what_is_asked_lies_between_the_ends(options: dict[str, Any]) -> None:
+    """A mean of steps is longer than the step of the mean row, where hosts decide short ones; the high end has that.
+    Where they decide all of them, shorter rows take as long."""
+    bar = bars("time", **{**PADDED, **options})[LENGTHS]
+    assert bar.low is not None
+    assert bar.high is not None
+    assert bar.low <= bar.base < bar.high
+
+
+@pytest.mark.parametrize("packing", [False, True])
+def test_bytes_that_a_token_is_assumed_to_have_move_a_data_file(tmp_path: Path, packing: bool) -> None:
+    """Without a tokenizer a token is 3 to 5 bytes; with fewer bytes there are more of them."""
+    data = tmp_path / "data.jsonl"
+    data.write_text("".join(json.dumps({"text": "word " * (40 * i)}) + "\n" for i in range(1, 60)), encoding="utf-8")
+    options = {"method": "lora", "dataset": str(data), "max_length": 2048, "packing": packing}
+    bar = bars("time", **options, per_device_train_batch_size=2)[LENGTHS]
+    assert (bar.low_setting, bar.high_setting) == ("5 bytes a token", "3 bytes a token")
+    assert bar.low is not None
     assert bar.high is not None
     assert bar.low < bar.base < bar.high
 

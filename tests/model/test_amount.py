@@ -37,6 +37,14 @@ def test_a_bad_count_is_refused_with_the_option_and_an_example(text: str) -> Non
         parse_count(text, name="--tokens")
 
 
+@pytest.mark.parametrize("name", ["--tokens", "--num-samples"])
+def test_a_part_of_a_sample_is_refused_and_a_mean_may_have_one(name: str) -> None:
+    with pytest.raises(InputError, match=rf"{name} is '1\.5', which is not a whole number"):
+        parse_count("1.5", name=name)
+    assert parse_count("1.5k", name=name) == 1500
+    assert parse_count("487.5", name="--mean-tokens") == 487.5
+
+
 @pytest.mark.parametrize(
     ("options", "steps"),
     [

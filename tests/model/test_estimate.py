@@ -120,6 +120,26 @@ def test_a_utilisation_above_one_names_the_figures() -> None:
         utilization("MFU", 1e15, 1.0, 65e12, target)
 
 
+def test_an_achieved_speed_is_that_of_the_copy_with_the_longest_rows() -> None:
+    """Four copies wait for it: MFU counts their own shorter rows, and a note says so. One copy waits for none."""
+    padded = {
+        "method": "lora", "max_length": 1024, "mean_tokens": 300, "num_samples": 20_000, "packing": False,
+        "per_device_train_batch_size": 4,
+    }  # fmt: skip
+    said = {}
+    for gpus in (1, 4):
+        question = Question(
+            architecture=load_architecture(LLAMA_8B), options={**padded, "num_gpus": gpus}, achieved_tflops=150
+        )
+        (answer,) = estimate(question, resolve_targets(["l40s-48gb"], {}))
+        assert answer.mfu is not None
+        said[gpus] = (answer.mfu, [note for note in answer.notes if "copy with the longest rows" in note])
+    assert said[1][0] == pytest.approx(150 / 362.05, rel=0.01)
+    assert not said[1][1]
+    assert said[4][0] < 0.8 * said[1][0]
+    assert len(said[4][1]) == 1
+
+
 @pytest.mark.parametrize("bad", [0.0, -5.0, float("nan")])
 def test_achieved_tflops_must_be_positive(bad: float) -> None:
     question = Question(architecture=load_architecture(LLAMA_8B), options={"method": "lora"}, achieved_tflops=bad)

@@ -164,6 +164,12 @@ def test_a_list_that_misses_much_of_the_resting_state_is_not_replayed(
     assert replay._replayed.__wrapped__(architecture, run_of(architecture), 0) is None
 
 
+def test_bytes_beyond_what_a_device_addresses_are_not_replayed(make: Make, run_of: RunOf) -> None:
+    architecture = make("qwen2.5-0.5b")
+    run = run_of(architecture, max_length=100_000_000, per_device_train_batch_size=64, gradient_checkpointing=False)
+    assert replay.replayed_bytes(architecture, run, "cuda") is None
+
+
 def test_a_forecast_by_priors_reserves_what_a_card_reserved() -> None:
     """The H200's steps as a card without a record would have them forecast; its own median is among the priors, the
     bounds are other sources'."""
