@@ -15,28 +15,30 @@ from tunecast.model.tape import Event, Storage, Tape
 
 KEEP_EVERY = 2
 """Of so many products in a row the first is kept."""
+DEAR = (Kind.GEMM, Kind.ATTENTION)
 Place = tuple[int, int]
 """Layer and micro-batch."""
 
 
-def kept_kernels(forward: Sequence[Event]) -> list[bool]:
-    """Of a layer's forward kernels, those whose results are kept."""
+def kept_kernels(dear: Sequence[Event]) -> list[bool]:
+    """Of a layer's products and attentions, in order, those whose results are kept."""
     kept, products = [], 0
-    for event in forward:
+    for event in dear:
         is_product = event.kind is Kind.GEMM
-        kept.append(event.kind is Kind.ATTENTION or (is_product and products % KEEP_EVERY == 0))
+        kept.append(not is_product or products % KEEP_EVERY == 0)
         products += is_product
     return kept
 
 
 def keep_operations(tape: Tape) -> None:
-    """Take the kept kernels out of every recomputation."""
+    """Take the kept kernels out of every recomputation, which has its forward's products and attentions in their order;
+    of casts between them it may have more or fewer (weights that autocast keeps)."""
     forwards: dict[Place, list[Event]] = {}
     at: dict[Place, int] = {}
     swap: dict[Storage, Storage] = {}
     found: list[Event] = []
     for event in tape.events:
-        place = None if event.layer is None or event.kind is None else (event.layer, event.micro_batch)
+        place = None if event.layer is None or event.kind not in DEAR else (event.layer, event.micro_batch)
         if place is not None and event.phase is Phase.FORWARD:
             forwards.setdefault(place, []).append(event)
         elif place is not None and event.phase is Phase.RECOMPUTE:
