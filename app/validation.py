@@ -56,7 +56,7 @@ def validate(path: Path, told: Told | None = None) -> Validation:
     their source where the table holds all of them, of which `told` hears, and are in sample where it does not."""
     table = read_table(path)
     entries = read_entries(table)
-    honest = honest_priors(entries, told)
+    honest = honest_priors(entries, told, all_at_once=True)
     return Validation(
         judged=[_labelled(item, honest) for item in judge_all(entries, honest.priors_of)],
         notes=_ignored(unread(list(table[0])), Counter(filter(None, map(flops_alone, table)))),

@@ -267,11 +267,11 @@ def computed() -> dict[str, dict[str, Any]]:
     def judged(priors_of: PriorsOf, only: set[str] | None = None) -> list[Judged]:
         return judge_all([e for e in entries if only is None or e.id in only], priors_of)
 
-    without_source = leave_out(runs, source_of, records=records)
+    without_source = leave_out(runs, source_of, records=records, all_at_once=True)
     by_source = judged(without_source)
     widened = judged(lambda run: as_shipped(without_source(run)), speed_ids)
-    by_gpu = judged(leave_out(runs, gpu_of, records=records), speed_ids)
-    by_generation = judged(leave_out(runs, generation_of, records=records), speed_ids)
+    by_gpu = judged(leave_out(runs, gpu_of, records=records, all_at_once=True), speed_ids)
+    by_generation = judged(leave_out(runs, generation_of, records=records, all_at_once=True), speed_ids)
     why = explanations()
     return {
         "time": time_content(by_source, by_gpu, by_generation, widened, why["time"])

@@ -317,6 +317,15 @@ def test_a_fold_does_not_depend_on_what_it_leaves_out(five: list[PublishedRun], 
     assert leave_out(five, group_of)(five[3])["efficiency"] != leave_out(worse, group_of)(five[3])["efficiency"]
 
 
+def test_groups_that_are_left_out_beside_each_other_get_the_priors_of_each_alone(five: list[PublishedRun]) -> None:
+    told: list[str] = []
+    beside, alone = leave_out(five, gpu_of, told.append, all_at_once=True), leave_out(five, gpu_of)
+    assert [beside(run) for run in five] == [alone(run) for run in five]
+    groups = len({gpu_of(run) for run in five})
+    assert len(told) == 1 + groups
+    assert told[-1].endswith(f"{groups} of {groups} times")
+
+
 def test_only_a_table_with_every_fitted_run_can_leave_sources_out(rows: dict[str, dict[str, str]]) -> None:
     some = read_entries([rows["FM-025"], rows["VL-001"]])
     honest = honest_priors(some)
