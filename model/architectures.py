@@ -15,7 +15,7 @@ from tunecast.catalogs.configs import config_from_row, config_table
 from tunecast.catalogs.confined import is_there, may_read
 from tunecast.catalogs.errors import InputError, NotSupportedError, UnbuiltFamilyError
 from tunecast.model.architecture import Architecture, Attention, Layer, LayerGroup, Linear, Mlp
-from tunecast.model.config_fields import kinds_by_layer, positive, switch
+from tunecast.model.config_fields import inner, kinds_by_layer, positive, share, switch
 from tunecast.model.families import FAMILIES, family_of
 from tunecast.model.families_vision import FLAT, WHOLE
 from tunecast.model.family import Family
@@ -242,7 +242,8 @@ def layer_windows(config: Mapping[str, Any], family: Family, num_layers: int, na
             f"The config {name} has use_sliding_window, which {family.model_type} has no formulas with; "
             "`tunecast estimate` traces its real code with --exact."
         )
-    if not given or family.window_rule == "none" or not config.get("use_sliding_window", family.window_rule != "late"):
+    used = switch(config, "use_sliding_window", name, default=family.window_rule != "late")
+    if not given or family.window_rule == "none" or not used:
         return (None,) * num_layers
     window = _positive(config, "sliding_window", name, family.default_window)
     types = kinds_by_layer(config, "layer_types", num_layers, name)
@@ -252,11 +253,16 @@ def layer_windows(config: Mapping[str, Any], family: Family, num_layers: int, na
     return tuple(window if kind == "sliding_attention" else None for kind in types)
 
 
-def rotary_dim(config: Mapping[str, Any], family: Family, head_dim: int) -> int | None:
+def rotary_dim(config: Mapping[str, Any], family: Family, head_dim: int, name: str) -> int | None:
     """Rotated part of a head; None for all of it."""
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    said = [rule[key] for rule in (rope, config) for key in family.rotary_share_fields if rule.get(key) is not None]
-    size = int(head_dim * (said[0] if said else family.rotary_share))
+    rope = inner(config, name, "rope_parameters", "rope_scaling")
+    said = [(rule, key) for rule in (rope, config) for key in family.rotary_share_fields if rule.get(key) is not None]
+    rotated = share(*said[0], name, 1.0) if said else family.rotary_share
+    size = int(head_dim * rotated)
+    if family.positions == "rotary" and size == head_dim and head_dim % 2:
+        raise InputError(
+            f"The config {name} has heads of {head_dim} values, whose halves cannot be rotated; correct it."
+        )
     return None if size == head_dim or family.positions != "rotary" else size
 
 
@@ -273,14 +279,14 @@ def dimensions_from_config(config: Mapping[str, Any], family: Family, name: str)
         )
     head_dim = _positive(config, "head_dim", name, family.default_head_dim or hidden // heads)
     attention_bias = switch(config, "attention_bias", name) if family.qkv_bias is None else False
-    rotated = family.rotary_dim or rotary_dim(config, family, head_dim)
+    rotated = family.rotary_dim or rotary_dim(config, family, head_dim, name)
     limit = _positive(config, "max_position_embeddings", name, UNLIMITED)
     said_none = config.get("num_key_value_heads", 0) is None  # all heads, as the configurations' classes read it
     kv_heads = heads if said_none else family.default_kv_heads or heads
-    inner = None if family.default_inner is None else family.default_inner * hidden
+    inner_size = None if family.default_inner is None else family.default_inner * hidden
     return Dimensions(
         hidden_size=hidden,
-        intermediate_size=_positive(config, "intermediate_size", name, inner) // family.inner_divisor,
+        intermediate_size=_positive(config, "intermediate_size", name, inner_size) // family.inner_divisor,
         num_layers=layers,
         num_heads=heads,
         num_kv_heads=family.fixed_kv_heads or _positive(config, "num_key_value_heads", name, kv_heads),
@@ -321,7 +327,7 @@ def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def is_flat(config: Mapping[str, Any]) -> bool:
     """Whether a multimodal config has its decoder's fields beside those of the other parts (Qwen2-VL)."""
-    return config.get("model_type") in FLAT and config.get("hidden_size") is not None
+    return str(config.get("model_type")) in FLAT and config.get("hidden_size") is not None
 
 
 def architecture_from_config(config: Mapping[str, Any], name: str) -> Architecture:
@@ -340,7 +346,13 @@ def architecture_from_config(config: Mapping[str, Any], name: str) -> Architectu
     given_class = classes[0] if isinstance(classes, list) and classes else None
     family = FAMILIES.get(model_type)
     if family is None or (given_class is not None and given_class not in family.classes):
-        family = family_of(str(given_class or f"model of type {model_type!r}"), name)
+        of_class = family_of(str(given_class or f"model of type {model_type!r}"), name)
+        if family is not None:
+            raise InputError(
+                f"The config {name} has model_type {model_type!r}, but its architectures name {given_class}, which is "
+                f"of type {of_class.model_type!r}; correct one of the two (transformers goes by model_type)."
+            )
+        family = of_class
     quantization = config.get("quantization_config")
     if quantization is not None:
         how = quantization.get("quant_method", "unknown") if isinstance(quantization, dict) else "unknown"
@@ -356,7 +368,9 @@ def architecture_from_config(config: Mapping[str, Any], name: str) -> Architectu
     if family.keeps_config and family.in_transformers:
         fields = {key: value for key, value in config.items() if key not in ("architectures", "transformers_version")}
         architecture = replace(architecture, config=json.dumps(fields, sort_keys=True))
-    return with_experts(architecture, config, name)
+    architecture = with_experts(architecture, config, name)
+    kinds_by_layer(config, "layer_types", dims.num_layers, name)  # transformers refuses other lengths of every family
+    return architecture
 
 
 def read_config(path: Path) -> dict[str, Any]:

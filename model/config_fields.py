@@ -22,6 +22,35 @@ def positive(config: Mapping[str, Any], field: str, name: str, default: int) -> 
     return value
 
 
+def whole(config: Mapping[str, Any], field: str, name: str, default: int) -> int:
+    """A whole number of a config, 0 among them; null is 0, as in most configuration classes."""
+    value = config.get(field, default)
+    value = 0 if value is None else value
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise InputError(f"The config {name} has {field}={value!r}, but it must be a whole number from 0.")
+    return value
+
+
+def share(config: Mapping[str, Any], field: str, name: str, default: float) -> float:
+    """A number from 0 to 1 of a config; null and absent are the default."""
+    value = config.get(field)
+    value = default if value is None else value
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 <= value <= 1.0:
+        raise InputError(f"The config {name} has {field}={value!r}, but it must be a number from 0 to 1.")
+    return float(value)
+
+
+def inner(config: Mapping[str, Any], name: str, *fields: str) -> Mapping[str, Any]:
+    """The JSON object of the first of these fields that has one; empty without any."""
+    for field in fields:
+        value = config.get(field)
+        if value is not None and not isinstance(value, Mapping):
+            raise InputError(f"The config {name} has {field}={value!r}, but it must be an object of fields.")
+        if value:
+            return value
+    return {}
+
+
 def switch(config: Mapping[str, Any], field: str, name: str, *, default: bool = False) -> bool:
     """A true/false field of a config; absent is false, as in most configuration classes."""
     value = config.get(field, default)
@@ -45,6 +74,8 @@ def check_layer_types(
 def kinds_by_layer(config: Mapping[str, Any], field: str, num_layers: int, name: str) -> list[str] | None:
     """The kinds that a field lists, one for every layer; None without the field."""
     kinds: list[str] | None = config.get(field)
+    if kinds is not None and not isinstance(kinds, list):
+        raise InputError(f"The config {name} has {field}={kinds!r}, but it must be a list of the layers' kinds.")
     if kinds is not None and len(kinds) != num_layers:
         raise InputError(f"The config {name} has {len(kinds)} {field} for {num_layers} layers; they must agree.")
     return kinds

@@ -13,7 +13,7 @@ from typing import Any
 
 from tunecast.catalogs.errors import InputError
 from tunecast.model.architecture import Architecture, Attention, Layer, LayerGroup, Linear, Mlp
-from tunecast.model.config_fields import DENSE, LAYER_KINDS, SPARSE, kinds_by_layer, positive, switch
+from tunecast.model.config_fields import DENSE, LAYER_KINDS, SPARSE, kinds_by_layer, positive, switch, whole
 from tunecast.model.family_convolved import MODEL_TYPE as LFM2
 from tunecast.model.family_convolved import convolved_layers
 from tunecast.model.family_delta import MODEL_TYPES as QWEN
@@ -65,7 +65,7 @@ class ExpertsRule:
 
     def shape(self, config: Mapping[str, Any], hidden_size: int, name: str) -> Experts:
         """The experts of one layer."""
-        chosen = config.get("norm_topk_prob", False) if self.normalised is None else self.normalised
+        chosen = switch(config, "norm_topk_prob", name) if self.normalised is None else self.normalised
         experts = Experts(
             count=positive(config, self.count_field, name, self.count),
             per_token=positive(config, self.per_token_field, name, self.per_token),
@@ -74,7 +74,7 @@ class ExpertsRule:
             router=self.router,
             groups=positive(config, "n_group", name, self.groups),
             groups_kept=positive(config, "topk_group", name, self.groups_kept),
-            normalised=bool(chosen),
+            normalised=chosen,
             bias=self.bias,
             clamped=self.clamped,
             peft_names=self.peft_names,
@@ -100,8 +100,9 @@ class ExpertsRule:
             return positive(config, "shared_expert_intermediate_size", name, self.gated_width)
         if self.shared_field is None:
             return 0
-        count = config.get(self.shared_field, self.shared) or 0
-        return int(count) * positive(config, self.width_field, name, self.width)
+        return whole(config, self.shared_field, name, self.shared) * positive(
+            config, self.width_field, name, self.width
+        )
 
     def routing_layers(self, config: Mapping[str, Any], num_layers: int, name: str) -> list[bool]:
         """Which layers route: after the first dense ones, each ``decoder_sparse_step``-th not listed as dense; or those
@@ -110,9 +111,13 @@ class ExpertsRule:
             kinds = kinds_by_layer(config, LAYER_KINDS, num_layers, name)
             kinds = [DENSE] * self.dense_first + [SPARSE] * num_layers if kinds is None else kinds
             return [kind == SPARSE for kind in kinds[:num_layers]]
-        first = config.get("first_k_dense_replace", self.dense_first) or 0
-        period = config.get("decoder_sparse_step", 1) or 1
-        dense = config.get("mlp_only_layers") or ()
+        first = whole(config, "first_k_dense_replace", name, self.dense_first)
+        period = positive(config, "decoder_sparse_step", name, 1)
+        dense = config.get("mlp_only_layers") or []
+        if not isinstance(dense, list) or not all(type(i) is int for i in dense):
+            raise InputError(
+                f"The config {name} has mlp_only_layers={dense!r}, but it must be a list of layers' numbers."
+            )
         return [i >= first and (i + 1) % period == 0 and i not in dense for i in range(num_layers)]
 
 

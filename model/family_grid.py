@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tunecast.catalogs.errors import InputError
+from tunecast.model.config_fields import inner
 from tunecast.model.family import Family
 
 GRIDS = 3
@@ -21,7 +22,7 @@ def sections_of(config: Mapping[str, Any], family: Family, angles: int, name: st
     where the family joins them, one section after the other. Empty for positions of one kind."""
     if not family.sections:
         return ()
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    rope = inner(config, name, "rope_parameters", "rope_scaling")
     sections = rope.get("mrope_section", list(family.sections))
     if not isinstance(sections, list) or [type(each) for each in sections] != [int] * GRIDS:
         raise InputError(f"The config {name} has mrope_section={sections!r}, but it must be three whole numbers.")

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from tunecast.catalogs.errors import InputError, UnbuiltFamilyError
-from tunecast.model.config_fields import DENSE, LAYER_KINDS, SPARSE, check_layer_types, positive, switch
+from tunecast.model.config_fields import DENSE, LAYER_KINDS, SPARSE, check_layer_types, inner, positive, switch
 from tunecast.model.family import Family
 
 Config = Mapping[str, Any]
@@ -68,8 +68,8 @@ def refuse(config: Config, name: str, **ordinary: Any) -> None:
 def gpt_neox(config: Config, name: str) -> Changes:
     """Blocks side by side unless ``use_parallel_residual`` is false."""
     refuse(config, name, hidden_dropout=0.0, attention_dropout=0.0)
-    bias = config.get("attention_bias", True)
-    parallel = "norms" if config.get("use_parallel_residual", True) else "none"
+    bias = switch(config, "attention_bias", name, default=True)
+    parallel = "norms" if switch(config, "use_parallel_residual", name, default=True) else "none"
     return {"parallel": parallel, "qkv_bias": bias, "o_bias": bias}
 
 
@@ -77,7 +77,7 @@ def phi(config: Config, name: str) -> Changes:
     """Phi-1.5 and Phi-2."""
     refuse(config, name, qk_layernorm=False)
     drops = {"dropout": "resid_pdrop", "embedding_dropout": "embd_pdrop", "attention_dropout": "attention_dropout"}
-    return {name: config.get(field, 0.0) for name, field in drops.items()}
+    return {ours: dropped(config, theirs, name) for ours, theirs in drops.items()}
 
 
 def phi3(config: Config, name: str) -> Changes:
@@ -88,18 +88,18 @@ def phi3(config: Config, name: str) -> Changes:
 
 def starcoder2(config: Config, name: str) -> Changes:
     """``use_bias`` speaks of every linear map."""
-    bias = config.get("use_bias", True)
+    bias = switch(config, "use_bias", name, default=True)
     fields = {**SEED_DROPS, "embedding_dropout": "embedding_dropout"}
-    drops = {name: config.get(field, 0.0) for name, field in fields.items()}
+    drops = {ours: dropped(config, theirs, name) for ours, theirs in fields.items()}
     return {"qkv_bias": bias, "o_bias": bias, "mlp_bias": bias, **drops}
 
 
 def stablelm(config: Config, name: str) -> Changes:
     """Biases of q, k, v; norms of each head, and blocks side by side behind one norm (StableLM 2 12B)."""
     refuse(config, name, hidden_dropout=0.0, attention_dropout=0.0)
-    parallel = "shared" if config.get("use_parallel_residual", False) else "none"
-    norms = bool(config.get("qk_layernorm", False))
-    bias = config.get("use_qkv_bias", False)
+    parallel = "shared" if switch(config, "use_parallel_residual", name) else "none"
+    norms = switch(config, "qk_layernorm", name)
+    bias = switch(config, "use_qkv_bias", name)
     return {"qkv_bias": bias, "parallel": parallel, "qk_norm": norms, "qk_norm_each": norms}
 
 
@@ -114,7 +114,7 @@ def chatglm(config: Config, name: str) -> Changes:
 
     Left out of the first one: its residual of normalised inputs, and the second of its two rotations.
     """
-    if not config.get("position_encoding_2d", False):
+    if not switch(config, "position_encoding_2d", name):
         return {}
     shape = {"gated": False, "activation": "gelu", "norm": "layernorm", "rotary_share": 1.0}
     return {**shape, "o_bias": True, "mlp_bias": True, "default_tied": True}
@@ -122,12 +122,12 @@ def chatglm(config: Config, name: str) -> Changes:
 
 def mpt(config: Config, name: str) -> Changes:
     """As transformers runs it: ALiBi and no biases. Without ALiBi, as llm-foundry trains it."""
-    attention = config.get("attn_config") or {}
+    attention = inner(config, name, "attn_config")
     refuse(attention, name, clip_qkv=None, attn_pdrop=0.0, qk_ln=False)
     if attention.get("alibi", True):
         return {}
-    bias = not config.get("no_bias", False)
-    positions = "learned" if config.get("learned_pos_emb", True) else "none"
+    bias = not switch(config, "no_bias", name)
+    positions = "learned" if switch(config, "learned_pos_emb", name, default=True) else "none"
     shape = {
         "positions": positions,
         "norm": "layernorm-low" if bias else "layernorm-low-plain",
@@ -141,20 +141,20 @@ def gpt2(config: Config, name: str) -> Changes:
     """Dropout of embeddings, of attention weights (a fused kernel does it inside) and of each block's output."""
     refuse(config, name, activation_function="gelu_new", add_cross_attention=False, reorder_and_upcast_attn=False)
     drops = {"dropout": "resid_pdrop", "embedding_dropout": "embd_pdrop", "attention_dropout": "attn_pdrop"}
-    return {ours: config.get(theirs, 0.1) for ours, theirs in drops.items()}
+    return {ours: dropped(config, theirs, name, 0.1) for ours, theirs in drops.items()}
 
 
 def gptj(config: Config, name: str) -> Changes:
     """The rotated part of a head is a number of the config."""
     refuse(config, name, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, tie_word_embeddings=False)
-    return {"rotary_dim": config.get("rotary_dim", 64)}
+    return {"rotary_dim": positive(config, "rotary_dim", name, 64)}
 
 
 def opt(config: Config, name: str) -> Changes:
     """Norms before each block and tables as wide as the stream: all but OPT-350M."""
     refuse(config, name, do_layer_norm_before=True, enable_bias=True, layer_norm_elementwise_affine=True)
     refuse(config, name, activation_function="relu", word_embed_proj_dim=config.get("hidden_size"), layerdrop=0.0)
-    return {"dropout": config.get("dropout", 0.1)}
+    return {"dropout": dropped(config, "dropout", name, 0.1)}
 
 
 def cohere(config: Config, name: str) -> Changes:
@@ -231,7 +231,7 @@ def exaone4(config: Config, name: str) -> Changes:
 def seed_oss(config: Config, name: str) -> Changes:
     """Seed-OSS: biases of queries, keys and values, of the output by a switch of its own; dropout while training."""
     refuse(config, name, hidden_act="silu")
-    drops = {ours: share(config, theirs, name) for ours, theirs in SEED_DROPS.items()}
+    drops = {ours: dropped(config, theirs, name, SEED_DROP) for ours, theirs in SEED_DROPS.items()}
     qkv_bias = switch(config, "attention_bias", name, default=True)
     return {"qkv_bias": qkv_bias, "o_bias": switch(config, "attention_out_bias", name), **drops}
 
@@ -253,9 +253,9 @@ def arcee(config: Config, name: str) -> Changes:
     return {}
 
 
-def share(config: Config, field: str, name: str) -> float:
-    """A part of what is dropped while training, which Seed-OSS has a default for."""
-    value = config.get(field, SEED_DROP)
+def dropped(config: Config, field: str, name: str, default: float = 0.0) -> float:
+    """A part of what is dropped while training."""
+    value = config.get(field, default)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
         raise InputError(f"The config {name} has {field}={value!r}, but it must be a number from 0 to below 1.")
     return float(value)
@@ -313,7 +313,7 @@ def qwen3_next(config: Config, name: str) -> Changes:
 
 def lfm2(config: Config, name: str) -> Changes:
     """LFM2 without biases; its first configs say ``tie_embedding``, which goes before the common name."""
-    tied = config.get("tie_embedding", config.get("tie_word_embeddings", True))
+    tied = switch(config, "tie_embedding" if "tie_embedding" in config else "tie_word_embeddings", name, default=True)
     refuse(config, name, conv_bias=False, tie_word_embeddings=tied)
     return {"default_tied": tied}
 
@@ -324,7 +324,7 @@ def falcon(config: Config, name: str) -> Changes:
     One head of the newer code is seen by every query in the same memory, of which no published model is.
     """
     refuse(config, name, alibi=False, bias=False, parallel_attn=True, hidden_dropout=0.0, attention_dropout=0.0)
-    if config.get("new_decoder_architecture", False):
+    if switch(config, "new_decoder_architecture", name):
         for field in ("num_kv_heads", "num_key_value_heads"):
             if config.get(field) == 1:
                 refuse(config, name, **{field: "several"})

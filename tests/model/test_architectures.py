@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tunecast.catalogs.errors import InputError, NotSupportedError, UnbuiltFamilyError, UnknownNameError
+from tunecast.catalogs.configs import config_from_row, config_table
+from tunecast.catalogs.errors import (
+    InputError,
+    NotSupportedError,
+    TunecastError,
+    UnbuiltFamilyError,
+    UnknownNameError,
+)
 from tunecast.catalogs.models import load_models
 from tunecast.model.architectures import architecture_from_config, architecture_from_row, load_architecture
 from tunecast.model.families import FAMILIES
@@ -114,6 +123,9 @@ def test_sliding_windows_split_layers_into_groups() -> None:
     assert [(group.count, group.layer.attention.window) for group in mistral.groups] == [(32, 4096)]
 
 
+OF_EXPERTS = {"model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"]}
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -124,6 +136,16 @@ def test_sliding_windows_split_layers_into_groups() -> None:
         ({"tie_word_embeddings": "yes"}, "tie_word_embeddings"),
         ({"num_key_value_heads": 5}, "do not divide"),
         ({"model_type": None}, "model_type"),
+        ({"model_type": ["llama"]}, "model_type"),
+        ({"model_type": "mistral"}, "model_type 'mistral', but its architectures name LlamaForCausalLM, .* 'llama'"),
+        ({"layer_types": ["full_attention"]}, "1 layer_types for 32 layers"),
+        ({"layer_types": "full_attention"}, "a list of the layers' kinds"),
+        ({"head_dim": 127}, "heads of 127 values"),
+        ({"rope_parameters": "default"}, "rope_parameters='default'.* an object"),
+        ({"partial_rotary_factor": 2}, "from 0 to 1"),
+        (OF_EXPERTS | {"decoder_sparse_step": 0}, "decoder_sparse_step=0"),
+        (OF_EXPERTS | {"mlp_only_layers": 5}, "a list of layers' numbers"),
+        (OF_EXPERTS | {"norm_topk_prob": "no"}, "true or false"),
     ],
 )
 def test_broken_configs_are_one_sentence(change: dict[str, Any], words: str) -> None:
@@ -131,6 +153,46 @@ def test_broken_configs_are_one_sentence(change: dict[str, Any], words: str) -> 
         architecture_from_config({**CONFIG, **change}, "broken.json")
     assert "\n" not in str(caught.value)
     assert caught.value.exit_code == 2
+
+
+JUNK: tuple[Any, ...] = ("x", "", [1], ["x"], {}, {"a": 1}, -1, 0, 1, 1.5, True, False, None, math.nan, 10**30)
+
+
+@pytest.mark.parametrize("model_type", sorted(FAMILIES))
+def test_no_field_is_a_traceback_whatever_it_holds(model_type: str) -> None:
+    """Every field that reading a family's config asks for, held against what may stand there."""
+    listed = (config_from_row(row) for row in load_models().values() if row.architecture_class in config_table())
+    own = next((config for config in listed if config["model_type"] == model_type), None)
+    config = {**CONFIG, "model_type": model_type} if own is None else dict(own)
+    config.pop("architectures", None)
+    asked = Asked(config)
+    with contextlib.suppress(TunecastError):
+        architecture_from_config(asked, "x")
+    assert len(asked.fields) > 5
+    for field in asked.fields - {"text_config"}:
+        for junk in JUNK:
+            with contextlib.suppress(TunecastError):
+                architecture_from_config({**config, field: junk}, "x")
+
+
+class Asked(dict[str, Any]):
+    """Remembers what it is asked for."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        super().__init__(config)
+        self.fields: set[str] = set()
+
+    def get(self, field: str, default: Any = None) -> Any:
+        self.fields.add(field)
+        return super().get(field, default)
+
+    def __getitem__(self, field: str) -> Any:
+        self.fields.add(field)
+        return super().__getitem__(field)
+
+    def __contains__(self, field: object) -> bool:
+        self.fields.add(str(field))
+        return super().__contains__(field)
 
 
 def test_quantized_and_unknown_configs_are_refused_by_name() -> None:
