@@ -266,6 +266,14 @@ def rotary_dim(config: Mapping[str, Any], family: Family, head_dim: int, name: s
     return None if size == head_dim or family.positions != "rotary" else size
 
 
+def key_value_heads(config: Mapping[str, Any], family: Family, heads: int, name: str) -> int:
+    """How many heads have keys and values; null is all of them, as the configurations' classes read it."""
+    if family.own_kv_heads or family.fixed_kv_heads:
+        return family.fixed_kv_heads or heads
+    said_none = config.get("num_key_value_heads", 0) is None
+    return _positive(config, "num_key_value_heads", name, heads if said_none else family.default_kv_heads or heads)
+
+
 def dimensions_from_config(config: Mapping[str, Any], family: Family, name: str) -> Dimensions:
     """The numbers of a ``config.json``, with the defaults of its configuration class."""
     hidden = _positive(config, "hidden_size", name)
@@ -281,15 +289,13 @@ def dimensions_from_config(config: Mapping[str, Any], family: Family, name: str)
     attention_bias = switch(config, "attention_bias", name) if family.qkv_bias is None else False
     rotated = family.rotary_dim or rotary_dim(config, family, head_dim, name)
     limit = _positive(config, "max_position_embeddings", name, UNLIMITED)
-    said_none = config.get("num_key_value_heads", 0) is None  # all heads, as the configurations' classes read it
-    kv_heads = heads if said_none else family.default_kv_heads or heads
     inner_size = None if family.default_inner is None else family.default_inner * hidden
     return Dimensions(
         hidden_size=hidden,
         intermediate_size=_positive(config, "intermediate_size", name, inner_size) // family.inner_divisor,
         num_layers=layers,
         num_heads=heads,
-        num_kv_heads=family.fixed_kv_heads or _positive(config, "num_key_value_heads", name, kv_heads),
+        num_kv_heads=key_value_heads(config, family, heads, name),
         head_dim=head_dim,
         vocab_size=_positive(config, "vocab_size", name),
         tie_word_embeddings=switch(config, "tie_word_embeddings", name, default=family.default_tied),

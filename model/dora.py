@@ -81,12 +81,18 @@ def base_weight(step: Step, where: str, linear: Linear, dtype: str) -> Tensor:
 
 
 def divided(tape: Tape, magnitude: Tensor, norm: Tensor) -> Tensor:
-    """Magnitude over norm, which is a constant to the backward: gradient over norm."""
+    """Magnitude over norm, which is a constant to the backward: gradient over norm.
+
+    In the wider dtype of both: a map's input in fp32, as of norms under autocast, makes that of 16-bit adapters fp32.
+    """
     if tape.would_grad(magnitude):
         tape.mark_saved()
-    out = ops.elementwise(tape, "dora.div", (magnitude, norm), magnitude.elements, magnitude.dtype)
+    out = ops.elementwise(
+        tape, "dora.div", (magnitude, norm), magnitude.elements, widest((magnitude.dtype, norm.dtype))
+    )
 
     def backward(grad: Tensor) -> Grads:
-        return (ops.elementwise(tape, "dora.div", (grad, norm), grad.elements, grad.dtype),)
+        divided = ops.elementwise(tape, "dora.div", (grad, norm), grad.elements, grad.dtype)
+        return (ops.cast_gradient(tape, divided, magnitude.dtype, "dora.div"),)
 
     return tape.record(out, (magnitude,), backward, saves=(norm,))

@@ -10,6 +10,7 @@ from tunecast.model.family import Family
 LAYER_NORM_FAMILIES = (
     Family(
         model_type="gpt_neox",
+        own_kv_heads=True,
         architecture_class="GPTNeoXForCausalLM",
         embedding_module="embed_in",
         keeps_config=True,
@@ -52,6 +53,7 @@ LAYER_NORM_FAMILIES = (
     ),
     Family(
         model_type="gpt2",
+        own_kv_heads=True,
         architecture_class="GPT2LMHeadModel",
         embedding_module="wte",
         keeps_config=True,
@@ -71,6 +73,7 @@ LAYER_NORM_FAMILIES = (
     ),
     Family(
         model_type="gptj",
+        own_kv_heads=True,
         architecture_class="GPTJForCausalLM",
         embedding_module="wte",
         keeps_config=True,
@@ -91,6 +94,7 @@ LAYER_NORM_FAMILIES = (
     ),
     Family(
         model_type="opt",
+        own_kv_heads=True,
         architecture_class="OPTForCausalLM",
         keeps_config=True,
         attention_names=("q_proj", "k_proj", "v_proj", "out_proj"),
@@ -135,6 +139,7 @@ LAYER_NORM_FAMILIES = (
     ),
     Family(
         model_type="bloom",
+        own_kv_heads=True,
         architecture_class="BloomForCausalLM",
         embedding_module="word_embeddings",
         keeps_config=True,

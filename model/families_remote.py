@@ -58,6 +58,7 @@ REMOTE_FAMILIES = (
     ),
     Family(
         model_type="mpt",
+        own_kv_heads=True,
         architecture_class="MptForCausalLM",
         embedding_module="wte",
         keeps_config=True,

@@ -41,6 +41,8 @@ class Family:
     """Whether ``mlp_bias`` of the config is read."""
     default_kv_heads: int | None = None
     """``num_key_value_heads`` when the config has none; None means as many as the query heads."""
+    own_kv_heads: bool = False
+    """Whether every head has keys and values of its own: the config's class has no ``num_key_value_heads``."""
     fixed_kv_heads: int | None = None
     """Key-value heads, whatever the config says (Falcon 7B)."""
     default_head_dim: int | None = None

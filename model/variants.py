@@ -166,7 +166,7 @@ def cohere(config: Config, name: str) -> Changes:
 def bloom(config: Config, name: str) -> Changes:
     """BLOOM and BLOOMZ."""
     refuse(config, name, apply_residual_connection_post_layernorm=False, hidden_dropout=0.0, attention_dropout=0.0)
-    return {"default_kv_heads": None}
+    return {}
 
 
 def olmo3(config: Config, name: str) -> Changes:

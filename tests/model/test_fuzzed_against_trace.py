@@ -41,6 +41,14 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"model_type": "qwen2", **SMALL, "tie_word_embeddings": False},
         {"method": "lora", "use_dora": True, "precision": "bf16-autocast", "dtype": "fp32", "max_length": 512},
     ),
+    # layer norms are wide under autocast: magnitudes in 16 bits over norms of weights in 32 are ratios in 32
+    **{
+        f"DoRA in 16 bits behind a layer norm, {dropped} dropped": (
+            {"model_type": "gpt_neox", **SMALL},
+            {"method": "qlora", "use_dora": True, "adapter_dtype": "bf16", "lora_dropout": dropped, "max_length": 512},
+        )
+        for dropped in (0.0, 0.1)
+    },
     "a key-value head for each of Falcon's queries": (
         {**FALCON, "new_decoder_architecture": True, "num_kv_heads": 8},
         {"max_length": 256, "per_device_train_batch_size": 2},
@@ -65,6 +73,10 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "dropped attention weights": ({**LLAMA, "attention_dropout": 0.1}, {**BOTH_SIXTEEN, **EAGER}),
     "dropped attention weights beside experts": ({**EXPERTS, "attention_dropout": 0.1}, {"max_length": 256, **EAGER}),
     "attention weights dropped inside the kernel": ({**LLAMA, "attention_dropout": 0.1}, BOTH_SIXTEEN),
+    "BLOOM's slopes of heads that are no power of two": (
+        {**BLOOM, "n_head": 12, "hidden_size": 768},
+        {"method": "qlora", "lora_target_modules": "query_key_value"},
+    ),
     "BLOOM's own GELU over 4 bits": (BLOOM, {"method": "qlora", "lora_target_modules": "query_key_value"}),
 }
 
