@@ -32,8 +32,8 @@ def asked_question(
     from tunecast.calibrate.fitted_records import fitted_records
     from tunecast.calibrate.watch.observations import refuse_unused, split_records
     from tunecast.catalogs.price_book import price_book
-    from tunecast.model.architectures import model_word
     from tunecast.model.bounds import check_switches
+    from tunecast.model.config_file import model_word
     from tunecast.model.experts_modules import of_age
     from tunecast.model.question import Question
     from tunecast.model.read_numbers import plain_numbers

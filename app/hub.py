@@ -43,7 +43,7 @@ def from_hub(name: str, unknown: InputError) -> HubModel:
         raise InputError(
             f'{unknown} Ids that only the hub has need huggingface_hub; type: pip install "tunecast[calibrate]"'
         ) from error
-    from tunecast.model.architectures import read_config
+    from tunecast.model.config_file import read_config
 
     reachable, stated = stated_params(name, unknown)
     try:

@@ -29,10 +29,8 @@ def find_architecture(name: str, *, exact: bool = False) -> FoundModel:
     from tunecast.model.architectures import (
         architecture_from_config,
         architecture_from_row,
-        config_path,
-        looks_like_path,
-        read_config,
     )
+    from tunecast.model.config_file import config_path, looks_like_path, read_config
 
     if looks_like_path(name):
         path = config_path(name)

@@ -161,7 +161,7 @@ def load_real_architecture(name_or_path: str) -> Architecture:
     from pathlib import Path
 
     from tunecast.catalogs.models import find_model
-    from tunecast.model.architectures import looks_like_path, read_config
+    from tunecast.model.config_file import looks_like_path, read_config
 
     if looks_like_path(name_or_path):
         path = Path(name_or_path).expanduser()

@@ -66,7 +66,7 @@ def quiet_libraries() -> None:
         warnings.filterwarnings(
             "ignore", category=category, module=r"(torch|transformers|peft|bitsandbytes|accelerate)\b"
         )
-    for name in ("transformers", "bitsandbytes", "accelerate", "peft"):
+    for name in ("transformers", "bitsandbytes", "accelerate", "peft", "torchao", "torch.utils._pytree"):
         logging.getLogger(name).setLevel(logging.ERROR)
 
 

@@ -72,6 +72,7 @@ def test_a_hybrid_has_attention_to_trace(named: str) -> None:
 def test_a_model_without_attention_is_refused_in_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for package in ("torch", "transformers", "peft", "bitsandbytes"):
         pytest.importorskip(package)
+    capsys.readouterr()  # what torchao, which PEFT imports, says of itself
     mamba = {"model_type": "mamba", "hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 128}
     path = tmp_path / "config.json"
     path.write_text(json.dumps({**mamba, "architectures": ["MambaForCausalLM"]}))
