@@ -90,6 +90,7 @@ FAMILIES = {
         ),
         Family(
             model_type="gemma3_text",
+            masks="both",
             architecture_class="Gemma3ForCausalLM",
             other_classes=("Gemma3ForConditionalGeneration",),
             qk_norm=True,
@@ -109,6 +110,7 @@ FAMILIES = {
         ),
         Family(
             model_type="gemma4_text",
+            masks="both",
             architecture_class="Gemma4ForCausalLM",
             other_classes=("Gemma4ForConditionalGeneration",),
             keeps_config=True,

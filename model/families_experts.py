@@ -36,6 +36,7 @@ EXPERT_FAMILIES = (
 ODD_FAMILIES = (
     Family(
         model_type="gemma2",
+        masks="both",
         architecture_class="Gemma2ForCausalLM",
         default_kv_heads=4,
         default_head_dim=256,
@@ -52,6 +53,7 @@ ODD_FAMILIES = (
     ),
     Family(
         model_type="gpt_oss",
+        masks="both",
         architecture_class="GptOssForCausalLM",
         qkv_bias=True,
         o_bias=True,

@@ -124,6 +124,7 @@ LAYER_NORM_FAMILIES = (
     ),
     Family(
         model_type="cohere2",
+        masks="both",
         architecture_class="Cohere2ForCausalLM",
         keeps_config=True,
         default_tied=True,

@@ -84,7 +84,9 @@ def at_depth(architecture: Architecture, layers: int) -> Architecture:
         if left > 0:
             groups.append(replace(group, count=min(group.count, left)))
         left -= group.count
-    return replace(architecture, groups=tuple(groups))
+    windows = {group.layer.attention.window is None for group in groups}
+    rotary_sets = min(architecture.rotary_sets, len(windows))  # one for each kind of the layers that are left
+    return replace(architecture, groups=tuple(groups), rotary_sets=rotary_sets)
 
 
 def buildable(row: ModelRow) -> Architecture | None:
