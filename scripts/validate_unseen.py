@@ -94,7 +94,8 @@ ABOUT = (
     "and RTX 5070 Ti, most of them fast before, are faster by up to 22 points. Still on that day words of a few cells "
     "were added again: row QB-003 is read since (13% fast), and row YG-001, which they opened, is not: whether "
     "flash-linear-attention ran is in none of its cells, PyTorch's code is forecast 38% slow for it and the package "
-    "within 7%, and a row that does not say which it was is skipped since."
+    "within 7%, and a row that does not say which it was is skipped since. In the evening a few more words opened rows "
+    "ZK-001, ZK-002 and QB-002 (1%, 16% and 22% fast, the last two outside); nothing else was changed for them."
 )
 COLLECTIONS = {
     "P": "first", "R": "first", "S": "second", "W": "second", "Z": "third", "Y": "fourth", "X": "fifth", "U": "sixth",
