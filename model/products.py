@@ -7,6 +7,9 @@ from tunecast.model.attention_eager import batched_product
 from tunecast.model.context import Step
 from tunecast.model.tape import Tensor
 
+ENTRY = "the input of a checkpoint"
+"""Key of its cast among those of trained weights."""
+
 
 def operands(step: Step, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """The operands of a linear map, cast when autocast is on, the weight first."""
@@ -19,8 +22,14 @@ def operands(step: Step, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
 
 def cast_input(step: Step, x: Tensor, dtype: str) -> Tensor:
     """The input in autocast's dtype: a leaf (embedded tokens that PEFT makes need a gradient) is cast once for all its
-    maps, as a trained weight is."""
-    return ops.cast(step.tape, x, dtype) if x.leaf is None else ops.autocast_weight(step.tape, x, dtype, step.cache)
+    maps, as a trained weight is. So is a layer's input in fp32 that a reentrant checkpoint has detached."""
+    if x.leaf is not None:
+        return ops.autocast_weight(step.tape, x, dtype, step.cache)
+    if x is not step.tape.entry or x.dtype != "fp32" or not x.needs_grad:
+        return ops.cast(step.tape, x, dtype)
+    if ENTRY not in step.cache:
+        step.cache[ENTRY] = ops.cast(step.tape, x, dtype)
+    return step.cache[ENTRY]
 
 
 def product(step: Step, name: str, x: Tensor, weight: Tensor, *, k: int, n: int, bias: Tensor | None = None) -> Tensor:

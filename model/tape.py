@@ -70,6 +70,8 @@ class Tape:
         self.handed_on = HandedOn()
         self.first_run = False
         """Whether a non-reentrant checkpoint runs its function for the first time, under autograd."""
+        self.entry: Tensor | None = None
+        """The detached input of the reentrant checkpoint that runs again: a leaf to autocast."""
         self._held: list[Tensor] = []
         """What something outside autograd keeps until the end of the backward."""
         self._held_in_layer: list[Tensor] = []
@@ -332,7 +334,9 @@ class Tape:
             ]
             outer_nodes, self._nodes = self._nodes, []
             outer_held, self._held_in_layer = self._held_in_layer, []
+            outer_entry, self.entry = self.entry, inner if reentrant else None
             recomputed, output = self._recompute(function, inner, *beside_it, stop_early=not reentrant)
+            self.entry = outer_entry
             recomputed = copied + recomputed
             if reentrant:
                 self.events.extend(recomputed)

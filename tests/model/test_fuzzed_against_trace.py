@@ -41,6 +41,14 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"model_type": "qwen2", **SMALL, "tie_word_embeddings": False},
         {"method": "lora", "use_dora": True, "precision": "bf16-autocast", "dtype": "fp32", "max_length": 512},
     ),
+    # what a reentrant checkpoint detaches is a leaf: autocast casts it once where maps take it without a norm before
+    **{
+        f"{kind} in fp32 under reentrant checkpoints, {method}": (
+            {"model_type": kind, **SMALL},
+            {"method": method, "dtype": "fp32", "precision": "bf16-autocast", "reentrant": True, "max_length": 512},
+        )
+        for kind, method in (("olmo2", "lora"), ("olmo2", "full"), ("exaone4", "lora"), ("llama", "lora"))
+    },
     # layer norms are wide under autocast: magnitudes in 16 bits over norms of weights in 32 are ratios in 32
     **{
         f"DoRA in 16 bits behind a layer norm, {dropped} dropped": (
