@@ -14,8 +14,8 @@ with which both the mean over S and a micro-batch of one sample (span S) are rig
 (they are Dirichlet given their sum).
 
 Memory is that of the largest sum of an epoch of n micro-batches, in the median: the quantile 0.5^(1/n) of the sums.
-Left out: samples in the order of their lengths (``--group-by-length``), whose micro-batches are taken to be of samples
-alike.
+Samples in the order of their lengths (``--group-by-length``) make micro-batches of samples nearly alike, of which
+those of the copies that meet follow each other: they wait for the first of theirs (`grouped_rows`).
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ import numpy as np
 from tunecast.model.curves import Array
 from tunecast.model.dataset import Dataset
 from tunecast.model.factors import Factor
+from tunecast.model.grouped_rows import group_size, mean_lengths
 from tunecast.model.row_lengths import LIKELY, Rows, waited_for, whole
 from tunecast.model.run import Run
 from tunecast.model.sample_lengths import POINTS, equal_parts, lengths_at
@@ -103,19 +104,32 @@ def _thinned(found: Dataset, size_bytes: float, most: int) -> tuple[float, ...]:
     return tuple(equal_parts(each, np.arange(len(each) + 1) / len(each), POINTS))
 
 
-def _rows(run: Run, lengths: tuple[float, ...], dense: tuple[float, ...], micro_batches: float, grouped: bool) -> Rows:
-    """Rows by equally likely lengths; `dense` are the same at the low end of the bytes that a token has."""
-    together = 1 if grouped else run.per_device_train_batch_size
+def sorted_lengths(lengths: tuple[float, ...], batch: int, copies: int, group: int) -> Array:
+    """`flat_lengths` of samples that are sorted by length, so many together."""
+    each = np.sort(np.asarray(lengths, dtype=float))
+    return mean_lengths(batch, copies, group, lambda at: each[(at * len(each)).astype(int)], LIKELY)
+
+
+def _rows(
+    run: Run, lengths: tuple[float, ...], dense: tuple[float, ...], micro_batches: float, group: int | None
+) -> Rows:
+    """Rows by equally likely lengths, of samples that are sorted, `group` together, or as they come; `dense` are the
+    same at the low end of the bytes that a token has."""
+    batch = run.per_device_train_batch_size
+    together = batch if group is None else 1
     cut, densest = (max(math.ceil(max(each)), 1) for each in (lengths, dense))  # no sample is longer
-    own, of_all = (flat_lengths(lengths, cut, together, copies, LIKELY) for copies in (1, run.dp))
-    waited = own if grouped else waited_for(own, of_all, run)
-    many = run.dp > 1 and not grouped
+    if group is None:
+        own, of_all = (flat_lengths(lengths, cut, batch, copies, LIKELY) for copies in (1, run.dp))
+        waited = waited_for(own, of_all, run)
+    else:  # the first copy has the longest in every micro-step
+        own, waited = (sorted_lengths(lengths, batch, copies, group) for copies in (1, run.dp))
+    many, order = run.dp > 1, "" if group is None else f", in the order of their lengths within {group}"
     return Rows(
         length=whole(waited.mean()),
         own_length=whole(own.mean()),
         mean_tokens=sum(lengths) / len(lengths),
         samples=None,
-        how=HOW + (f", {run.dp} copies of the model waiting for the largest" if many else ""),
+        how=HOW + order + (f", {run.dp} copies of the model waiting for the largest" if many else ""),
         lengths=tuple(whole(length) for length in waited),
         peak=max(min(math.ceil(largest(dense, densest, together, micro_batches)), densest), whole(own.mean())),
         micro_batches=max(round(micro_batches), 1),
@@ -127,9 +141,9 @@ def flat_of_mean(run: Run, mean: float, samples: float | None, *, grouped: bool)
     """Rows of samples of which only the mean length is known, and how many there are, or not."""
     lengths = lengths_of_mean(mean, run.max_length)
     batches = MICRO_BATCHES if samples is None else samples / run.per_device_train_batch_size
-    rows = _rows(run, lengths, lengths, batches, grouped)
+    rows = _rows(run, lengths, lengths, batches, group_size(run, samples) if grouped else None)
     uneven = unevenness_of(lengths)
-    if run.dp == 1 or grouped or uneven == 1.0:
+    if run.dp == 1 or uneven == 1.0:
         return rows
     longest = whole(min(mean + (rows.length - mean) * math.sqrt((MOST_UNEVEN - 1.0) / (uneven - 1.0)), run.max_length))
     ends = f"the interval of the whole run, not that of a step, goes from {whole(mean)}, all alike, to {longest}"
@@ -144,7 +158,8 @@ def flat_of_file(found: Dataset, per_token: Factor, run: Run, *, grouped: bool) 
     if samples < 1:
         raise found.none_left(most)
     lengths, dense = (_thinned(found, size, most) for size in (per_token.value, per_token.low))
-    rows = _rows(run, lengths, dense or lengths, samples / run.per_device_train_batch_size, grouped)
+    group = group_size(run, samples) if grouped else None
+    rows = _rows(run, lengths, dense or lengths, samples / run.per_device_train_batch_size, group)
     ends = [found.tokens(size, most) / samples for size in (per_token.low, per_token.value, per_token.high)]
     known = per_token.low == per_token.high
     longer = rows.length / rows.mean_tokens

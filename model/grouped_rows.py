@@ -28,6 +28,8 @@ GROUPS = 4
 """At least, before there are fewer steps in each."""
 MICRO_STEPS = 4096
 """That are gone through at most, of all the ways in which they meet the ends of groups."""
+MOST_PLACES = 1 << 22
+"""Samples of the micro-steps that are gone through, where each is looked at."""
 
 
 def group_size(run: Run, samples: float | None) -> int:
@@ -46,4 +48,16 @@ def first_lengths(width: int, group: int, length_at: Callable[[Array], Array], p
     start = np.arange(min(period, MICRO_STEPS)) * width % group
     rank = np.where(start + width > group, group, group - start)
     found = np.sort(np.asarray(length_at((rank - 0.5) / group), dtype=float))
+    return equal_parts(found, np.arange(len(found) + 1) / len(found), parts)
+
+
+def mean_lengths(batch: int, copies: int, group: int, length_at: Callable[[Array], Array], parts: int) -> Array:
+    """(parts,) means of equally likely parts of the tokens a sample of the largest of `copies` consecutive
+    micro-batches of `batch` samples, as samples laid end to end have them (`flat_rows`); else as `first_lengths`."""
+    width = batch * copies
+    period = group // math.gcd(width, group)
+    start = np.arange(min(period, MICRO_STEPS, max(MOST_PLACES // width, 1))) * width % group
+    place = (start[:, None] + np.arange(width)) % group
+    each = np.asarray(length_at((group - place - 0.5) / group), dtype=float)
+    found = np.sort(each.reshape(len(start), copies, batch).mean(axis=2).max(axis=1))
     return equal_parts(found, np.arange(len(found) + 1) / len(found), parts)

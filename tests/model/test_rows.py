@@ -364,12 +364,13 @@ def test_rows_grouped_by_length_are_those_of_the_real_sampler(
     tmp_path: Path, batch: int, micro: int, copies: int
 ) -> None:
     """Micro-batches of transformers' sampler as accelerate deals them to processes: how long a copy's own rows are, and
-    those that all copies wait for."""
+    those that all copies wait for; with their samples end to end too."""
     torch = pytest.importorskip("torch")
     utils, loader = pytest.importorskip("transformers.trainer_pt_utils"), pytest.importorskip("accelerate.data_loader")
     path, drawn = spread_samples(tmp_path, 9600)
     own: list[float] = []
     waited: list[float] = []
+    end_to_end: list[float] = []
     for seed in range(3):
         order = utils.get_length_grouped_indices(
             drawn.tolist(), batch * micro, generator=torch.Generator().manual_seed(seed)
@@ -380,6 +381,8 @@ def test_rows_grouped_by_length_are_those_of_the_real_sampler(
         longest = np.array([[max(drawn[index] for index in rows) for rows in shard[:steps]] for shard in shards])
         own.append(longest.mean())
         waited.append(longest.max(axis=0).mean())
+        mean = np.array([[np.mean([drawn[index] for index in rows]) for rows in shard[:steps]] for shard in shards])
+        end_to_end.append(mean.max(axis=0).mean())
     run = Run(
         method="full", max_length=2048, per_device_train_batch_size=batch, gradient_accumulation_steps=micro,
         num_gpus=copies, sharding="fsdp" if copies > 1 else "none",
@@ -388,6 +391,10 @@ def test_rows_grouped_by_length_are_those_of_the_real_sampler(
     assert found is not None
     assert found.own_length == pytest.approx(np.mean(own), rel=0.02)
     assert found.length == pytest.approx(np.mean(waited), rel=0.03)
+    flat = unpacked_rows(run, {"dataset": path, "group_by_length": True, "packing": False, "padding_free": True})
+    assert flat is not None
+    assert flat.own_length == pytest.approx(drawn.mean(), rel=0.01)
+    assert flat.length == pytest.approx(np.mean(end_to_end), rel=0.03)
     random = unpacked_rows(run, {"dataset": path, "packing": False})
     assert random is not None
     assert found.own_length <= random.own_length
