@@ -107,9 +107,15 @@ def fields_from(forecast: Forecast, origin: str, *, same_count: bool, beside: Se
     return [*fields, *(forecast.amount_assumed if origin == "assumed" else ())]
 
 
+NO_OPTIONS = {"samples_unevenness": "samples whose mean square of lengths is {:.2f} times their squared mean"}
+"""Fields that nobody types, in words."""
+
+
 def field_words(forecast: Forecast, name: str) -> str:
     """A field of the run with its value; a long list by its length."""
     value = getattr(forecast.run, name)
+    if name in NO_OPTIONS and value is not None:
+        return NO_OPTIONS[name].format(value)
     if isinstance(value, bool):
         return f"{name} {'on' if value else 'off'}"
     if isinstance(value, tuple):

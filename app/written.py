@@ -98,7 +98,7 @@ def head_lines(found: Recommendation, picked: Picked, pick: str) -> list[str]:
 def _training(found: Recommendation, picked: Picked, pick: str, kind: str, path: Path) -> tuple[Written, str]:
     from tunecast.model.amount import resolve_amount
     from tunecast.model.configs.write import DATASET, config_for, differences
-    from tunecast.model.rows import unpacked_rows
+    from tunecast.model.rows import groups_rows, unpacked_rows
 
     forecast = picked.forecast
     amount = resolve_amount(forecast.run, {**found.amount_options})
@@ -111,6 +111,7 @@ def _training(found: Recommendation, picked: Picked, pick: str, kind: str, path:
         amount.steps,
         packed=packed,
         cut=cut,
+        grouped=groups_rows(found.amount_options),
         epochs=amount.epochs,
         weights=found.weights,
     )

@@ -205,10 +205,10 @@ def _rows(source: Source, draft: Draft) -> None:
         note_packed(draft, "sample_packing")
         if rows > 1:
             draft.note(f"axolotl lays the {rows} rows of a packed micro-batch end to end; a step has as many tokens.")
+    elif _is_flat(source, draft):  # its collator gets no padding (``build_collator`` of core/builders/causal.py)
+        put_flat(source, draft, "sample_packing", "batch_flattening", "sequence_len")
     elif source.on("pad_to_sequence_len"):
         put_filled(source, draft, "sample_packing", "pad_to_sequence_len", "sequence_len")
-    elif _is_flat(source, draft):
-        put_flat(source, draft, "sample_packing", "batch_flattening", "sequence_len")
     else:
         put_unpacked(source, draft, "sample_packing", "sequence_len")
         to_longest = source.has("pad_to_sequence_len")  # false, which is not null (as ``build`` has it)

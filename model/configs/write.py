@@ -18,6 +18,7 @@ from tunecast.model.configs.axolotl import KERNELS
 from tunecast.model.configs.merge import merge_options
 from tunecast.model.configs.read import read_mapping
 from tunecast.model.configs.trl import LOSSES
+from tunecast.model.configs.write_rows import FLAT_FIELDS, Mapped, long_cut, rows_alone
 from tunecast.model.fused import LINEAR_KERNELS
 from tunecast.model.litgpt import STACK
 from tunecast.model.question import RUN_OPTIONS_ELSEWHERE
@@ -30,6 +31,7 @@ from tunecast.model.stacks import FLASH_2, FLASH_3
 DATASET = "YOUR-DATASET"
 """Stands where only the user knows."""
 OUTPUT = "out"
+EIGHT_BITS = "bnb-8bit"
 WORDS = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 LEARNING_RATE = {"lora": 2e-4, "qlora": 2e-4, "full": 2e-5}
 """axolotl has no default: PEFT's examples for adapters, TRL's for whole models. It costs nothing."""
@@ -49,12 +51,6 @@ LAYOUT = (
 )
 """Fields that the launcher, the machine, the data or the program itself decide."""
 
-Mapped = dict[str, Any]
-FLAT_FIELDS: dict[str, Mapped] = {
-    "trl": {"packing": False, "packing_strategy": None, "padding_free": True},
-    "axolotl": {"sample_packing": False, "batch_flattening": True},
-}
-"""Fields that lay the samples of a micro-batch end to end (`flat_rows`)."""
 Every = Callable[[Architecture], tuple[str, ...]]
 
 
@@ -62,19 +58,6 @@ def attention_written(run: Run) -> str:
     """The attention that keeps samples apart as the run has it, where a stack of its own chooses it under sdpa."""
     apart = run.attention_spans is not None and run.attn_implementation == "sdpa"
     return FLASH_2 if apart else run.attn_implementation
-
-
-def rows_alone(kind: str, run: Run) -> Mapped:
-    """What rows of one sample each have in place of packed ones, filled to the run's multiple where the format can."""
-    multiple = run.pad_to_multiple_of
-    if run.samples_unevenness is not None:
-        return FLAT_FIELDS[kind]
-    if kind == "trl":
-        return {"packing": False, "packing_strategy": None, "pad_to_multiple_of": multiple if multiple > 1 else None}
-    if kind == "axolotl":  # true fills all rows alike, false none, and without it every one to axolotl's multiple
-        filled = multiple >= run.max_length
-        return {"sample_packing": False, "pad_to_sequence_len": filled or (False if multiple == 1 else None)}
-    return {"packing": False, "neat_packing": None, "cutoff_len": run.max_length}
 
 
 def targets(architecture: Architecture, run: Run, every: Every = adaptable_modules) -> list[str] | None:
@@ -148,6 +131,7 @@ def trl_file(architecture: Architecture, run: Run, steps: int) -> Mapped:
         "bnb_4bit_quant_type": run.bnb_4bit_quant_type,
         "use_bnb_nested_quant": run.double_quant,
     }
+    base = {"load_in_8bit": True} if run.base_quantization == EIGHT_BITS else four_bit
     spread = {
         "accelerate_config": TRL_PRESETS.get(run.sharding),
         "num_processes": run.num_gpus,
@@ -160,7 +144,7 @@ def trl_file(architecture: Architecture, run: Run, steps: int) -> Mapped:
             "dataset_name": DATASET,
             "output_dir": OUTPUT,
             **(adapters if run.has_adapters else {}),
-            **(four_bit if run.method == "qlora" else {}),
+            **(base if run.method == "qlora" else {}),
             "bf16": trainer_precision(run) == "bf16-autocast",
             "fp16": trainer_precision(run) == "fp16-autocast" or None,
             "max_length": run.max_length,
@@ -172,6 +156,7 @@ def trl_file(architecture: Architecture, run: Run, steps: int) -> Mapped:
             "gradient_checkpointing": run.gradient_checkpointing,
             "gradient_checkpointing_kwargs": checkpointing_kwargs(run),
             "attn_implementation": attention_written(run),
+            "torch_compile": run.torch_compile or None,
             "optim": run.optim,
             "loss_type": run.loss_type if run.stack != "liger" and run.loss_type in LOSSES else None,
             "use_liger_kernel": True if run.stack == "liger" else None,
@@ -208,7 +193,7 @@ def axolotl_file(architecture: Architecture, run: Run, steps: int) -> Mapped:
     """``axolotl train FILE``."""
     named = targets(architecture, run, linear_modules)
     adapters = {
-        "adapter": run.method,
+        "adapter": "lora" if run.base_quantization == EIGHT_BITS else run.method,
         "lora_r": run.lora_r,
         "lora_alpha": 2 * run.lora_r,
         "lora_dropout": run.lora_dropout,
@@ -227,6 +212,7 @@ def axolotl_file(architecture: Architecture, run: Run, steps: int) -> Mapped:
         },
         "quantize_moe_experts": run.quantize_moe_experts or None,
     }
+    base = {"load_in_8bit": True} if run.base_quantization == EIGHT_BITS else four_bit
     sharded = {"fsdp_version": 2, "fsdp_config": {"reshard_after_forward": True, "offload_params": False}}
     spread = sharded if run.sharding == "fsdp" else {"deepspeed": deepspeed(run)} if "zero" in run.sharding else {}
     return without_empty(
@@ -235,7 +221,7 @@ def axolotl_file(architecture: Architecture, run: Run, steps: int) -> Mapped:
             "datasets": [{"path": DATASET, "type": "completion"}],
             "output_dir": OUTPUT,
             **(adapters if run.has_adapters else {}),
-            **(four_bit if run.method == "qlora" else {}),
+            **(base if run.method == "qlora" else {}),
             "bf16": {"bf16-autocast": True, "bf16": "full"}.get(trainer_precision(run), False),
             "fp16": trainer_precision(run) == "fp16-autocast" or None,
             "sequence_len": run.max_length,
@@ -248,6 +234,7 @@ def axolotl_file(architecture: Architecture, run: Run, steps: int) -> Mapped:
             "gradient_checkpointing": run.gradient_checkpointing,
             "gradient_checkpointing_kwargs": checkpointing_kwargs(run),
             "attn_implementation": attention_written(run),
+            "torch_compile": run.torch_compile or None,
             "optimizer": run.optim,
             **axolotl_plugins(run),
             **spread,
@@ -272,6 +259,7 @@ def llama_factory_file(architecture: Architecture, run: Run, steps: int) -> Mapp
         "quantization_type": run.bnb_4bit_quant_type,
         "double_quantization": run.double_quant,
     }
+    base = {"quantization_bit": 8, "quantization_method": "bnb"} if run.base_quantization == EIGHT_BITS else four_bit
     sharded = {"fsdp": "full_shard auto_wrap"}
     spread = sharded if run.sharding == "fsdp" else {"deepspeed": deepspeed(run)} if "zero" in run.sharding else {}
     return without_empty(
@@ -284,7 +272,7 @@ def llama_factory_file(architecture: Architecture, run: Run, steps: int) -> Mapp
             "template": "default",
             "output_dir": OUTPUT,
             **(adapters if run.has_adapters else {}),
-            **(four_bit if run.method == "qlora" else {}),
+            **(base if run.method == "qlora" else {}),
             "pure_bf16": True if trainer_precision(run) == "bf16" else None,
             "bf16": True if trainer_precision(run) == "bf16-autocast" else None,
             "fp16": True if trainer_precision(run) == "fp16-autocast" else None,
@@ -298,6 +286,7 @@ def llama_factory_file(architecture: Architecture, run: Run, steps: int) -> Mapp
             "use_reentrant_gc": run.reentrant if run.gradient_checkpointing else None,
             "flash_attn": FLASH_WORDS.get(run.attn_implementation),
             "enable_liger_kernel": True if run.stack == "liger" else None,
+            "torch_compile": run.torch_compile or None,
             "optim": run.optim,
             **spread,
         }
@@ -309,14 +298,6 @@ WRITERS: dict[str, Callable[[Architecture, Run, int], Mapped]] = {
     "axolotl": axolotl_file,
     "llama-factory": llama_factory_file,
 }
-
-
-def long_cut(kind: str, *, packed: bool) -> Mapped:
-    """Fields by which samples that are longer than a row are cut, as the forecast counts them: TRL's packing goes on
-    with them in the next row unless it is ``bfd``, axolotl leaves them out."""
-    if kind == "axolotl":
-        return {"excess_length_strategy": "truncate"}
-    return {"packing_strategy": "bfd"} if kind == "trl" and packed else {}
 
 
 def refuse_unwritten(kind: str, run: Run) -> None:
@@ -341,6 +322,11 @@ def refuse_unwritten(kind: str, run: Run) -> None:
             f"A {kind} file cannot lay samples end to end without packing them, as this plan does; add --packing, or "
             f"write another: {', '.join(FLAT_FIELDS)}."
         )
+    if run.base_quantization not in (None, "bnb-4bit", EIGHT_BITS):
+        raise NotSupportedError(
+            f"A training file of a plan with --quant-method {run.base_quantization} is not built yet; use bnb-4bit or "
+            f"{EIGHT_BITS}."
+        )
     if run.quantize_moe_experts and kind != "axolotl":
         raise NotSupportedError(
             f"A {kind} file cannot ask for stacked experts in 4 bits, as this plan has them; write axolotl=FILE."
@@ -361,11 +347,13 @@ def config_for(
     *,
     packed: bool = True,
     cut: bool = False,
+    grouped: bool = False,
     epochs: float = 1.0,
     weights: str = "",
 ) -> Mapped:
-    """The training file of a run over so many `epochs`, of data with samples that are `cut` or without; layouts that
-    none of the three can say are refused. `weights` is the hub's name of the model, if the catalog has another.
+    """The training file of a run over so many `epochs`, of data with samples that are `cut` or without, and `grouped`
+    by their lengths where they are not `packed`; layouts that none of the three can say are refused. `weights` is the
+    hub's name of the model, if the catalog has another.
 
     axolotl ends at ``max_steps`` or after its epochs, whichever comes first; the others at ``max_steps``.
     """
@@ -376,7 +364,7 @@ def config_for(
         mapping["num_epochs"] = math.ceil(epochs)
     if packed:
         return mapping
-    return without_empty({**mapping, **rows_alone(kind, run)})
+    return without_empty({**mapping, **rows_alone(kind, run, grouped=grouped)})
 
 
 def read_back(kind: str, mapping: Mapping[str, Any], architecture: Architecture, num_gpus: int) -> Run:
@@ -400,7 +388,9 @@ def differences(
     except InputError as error:
         raise TunecastError(f"The {kind} file of this plan cannot be read back: {error}") from error
     unpadded = packed or run.samples_unevenness is not None
-    unsaid = (*LAYOUT, *(["pad_to_multiple_of"] if unpadded else []), *(["stack"] if run.stack == kind else []))
+    unsaid = {*LAYOUT, *(["pad_to_multiple_of"] if unpadded else [])}
+    unsaid |= {"stack", "stack_version"} if run.stack == kind else set()
+    unsaid |= set() if run.gradient_checkpointing else {"reentrant"}
     names = [field.name for field in fields(Run) if field.name not in unsaid]
     found = replace(found, fused_kernels=(*found.fused_kernels, *installed_packages(run)))
     return {name: getattr(found, name) for name in names if getattr(found, name) != getattr(run, name)}

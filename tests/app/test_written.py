@@ -288,6 +288,45 @@ def test_a_written_file_makes_rows_as_the_plan_counts_them(kind: str, tmp_path: 
         assert plan.steps.startswith(f"{options['max_steps']:,} steps")
 
 
+AS_ASKED: dict[str, dict[str, Any]] = {
+    "sorted by length": {"method": "lora", "group_by_length": True},
+    "end to end": {
+        "method": "lora",
+        "padding_free": True,
+        "packing": False,
+        "attn_implementation": "flash_attention_2",
+    },
+    "sorted and end to end": {
+        "method": "lora",
+        "padding_free": True,
+        "packing": False,
+        "attn_implementation": "flash_attention_2",
+        "group_by_length": True,
+    },
+    "over 8 bits": {"method": "qlora", "quant_method": "bnb-8bit"},
+    "compiled": {"method": "lora", "torch_compile": True},
+}
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+@pytest.mark.parametrize("what", AS_ASKED)
+def test_a_written_file_takes_the_time_of_its_plan(kind: str, what: str, tmp_path: Path) -> None:
+    """The file, with the amount of data, is forecast as the plan was."""
+    if kind == "llama-factory" and "end to end" in what:
+        pytest.skip("has no field for it, and is refused")
+    data: dict[str, Any] = {"num_samples": 2000, "mean_tokens": 200}
+    on = {"gpu": "a100-sxm4-80gb", "max_length": 1024, "stack": kind}
+    plan = recommend("Qwen/Qwen2.5-0.5B", max_gpus=1, global_batch=16, **data, **on, **AS_ASKED[what])
+    (written,) = write_plan(plan, read_asked_files([f"{kind}={tmp_path / 'run.yaml'}"], "cheapest"), "cheapest")
+    assert plan.cheapest is not None
+    picked = plan.cheapest.forecast
+    assert picked.step_time_s is not None
+    (back,) = estimate(str(written.path), gpu="a100-sxm4-80gb", stack=kind, **data)
+    assert back.step_time_s is not None
+    assert back.step_time_s.value == pytest.approx(picked.step_time_s.value, rel=0.01)
+    assert back.memory.allocated_bytes.value == pytest.approx(picked.memory.allocated_bytes.value, rel=0.01)
+
+
 def test_a_written_file_cuts_the_samples_that_the_plan_cuts(tmp_path: Path) -> None:
     """200 samples of 5,000 tokens and 200 of 500 in rows of 2,048: TRL's ``bfd`` alone makes as few rows of them."""
     data = tmp_path / "long.jsonl"
