@@ -50,6 +50,10 @@ PADDED, GROUPED, FLAT = (
     "samples laid end to end without padding, of unknown length",
 )
 """Why the speed of samples that are not packed is not read: how rows are made of them, their length being unknown."""
+DENIED, OFF = r"(?<!\bnot )(?<!\bno )(?<!\bwithout )\b", r"\b(?! (false|no|off|0)\b)"
+SORTED = f"{DENIED}((group(ed)?|bucket(ed|ing)?|sorted) by length|length grouped){OFF}"
+PACKS = f"^(yes|true)\\b|{DENIED}pack(ed|ing){OFF}"
+"""Words for samples in the order of their lengths, and for packed ones, in a cell that says that they are padded."""
 UNKNOWN_LENGTH = (
     "the tokens processed are not known; where every sample is as long as seq_len, "
     "write padded to max length, or samples fill seq_len; else their mean length into mean_tokens"
@@ -104,7 +108,12 @@ def in_pieces(column: str, text: str, gpus: int = 1) -> Options | None:
         return layout_of(text, gpus)
     if column == "lora_targets":
         return targets_of(text)
-    facts = facts_of(column, text)
+    try:
+        facts = facts_of(column, text)
+    except SkipRowError as skip:
+        if column == "packed" and PADDED in str(skip):
+            _padded(text)
+        raise
     if facts is None:
         return None
     if column == "packed":
@@ -147,6 +156,16 @@ def _lengths(text: str, facts: Mapping[str, Any]) -> Options:
     if len(stated) > 1:
         raise SkipRowError(f"packed {text!r} contradicts itself: {' and '.join(map(str, sorted(stated)))}")
     return found | ({"filled_length": stated.pop()} if stated else {})
+
+
+def _padded(text: str) -> None:
+    """What else a cell of padded samples says, whatever its other words: that rows are packed, which contradicts it, or
+    that samples are in the order of their lengths. Raises SkipRowError for both."""
+    words = re.sub(r"[^a-z0-9]+", " ", text.lower()).strip()
+    if re.search(PACKS, words):
+        raise SkipRowError(f"packed {text!r} contradicts itself: packed rows are not padded to the longest sample")
+    if re.search(SORTED, words):
+        raise SkipRowError(f"packed {text!r}: {GROUPED}: {UNKNOWN_LENGTH}")
 
 
 def _unfilled(text: str, facts: Mapping[str, Any]) -> NoReturn:

@@ -221,7 +221,10 @@ def test_tensor_parallel_rows_of_any_mean_are_read() -> None:
 def test_rows_in_the_order_of_their_lengths_are_shorter() -> None:
     """As ``--group-by-length`` forecasts them."""
     cells = {"micro_batch": "8", "samples_per_s": "5.1"}
-    each = [judge(read(**cells, packed=word), lambda _: load_priors()) for word in ("no", "group_by_length")]
+    words = ("no", "group_by_length", "padded, group by length", "dynamic padding, grouped by length")
+    each = [judge(read(**cells, packed=word), lambda _: load_priors()) for word in words]
+    assert each[1].speed is not None
+    assert {other.speed and other.speed.predicted for other in each[2:]} == {each[1].speed.predicted}
     (told,) = tunecast.estimate(
         "meta-llama/Llama-3.1-8B", **{**SAME, "per_device_train_batch_size": 8, "group_by_length": True}
     )
