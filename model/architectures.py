@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from tunecast.catalogs.configs import config_from_row, config_table
 from tunecast.catalogs.errors import InputError, NotSupportedError, UnbuiltFamilyError
 from tunecast.model.architecture import Architecture, Attention, Layer, LayerGroup, Linear, Mlp
-from tunecast.model.config_fields import inner, kinds_by_layer, positive, share, switch
+from tunecast.model.config_fields import inner, kinds_by_layer, positive, share, switch, whole
 from tunecast.model.config_file import config_path, looks_like_path, model_word, read_config
 from tunecast.model.families import FAMILIES, family_of
 from tunecast.model.families_vision import FLAT, WHOLE
@@ -246,7 +246,7 @@ def layer_windows(config: Mapping[str, Any], family: Family, num_layers: int, na
     window = _positive(config, "sliding_window", name, family.default_window)
     types = kinds_by_layer(config, "layer_types", num_layers, name)
     if types is None:
-        first = _positive(config, "max_window_layers", name, 28) if family.window_rule == "late" else 0
+        first = whole(config, "max_window_layers", name, 28) if family.window_rule == "late" else 0
         return windows_by_rule(window, family, num_layers, first)
     return tuple(window if kind == "sliding_attention" else None for kind in types)
 

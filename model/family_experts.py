@@ -32,6 +32,10 @@ class ExpertsRule:
 
     router: str
     count_field: str = "num_experts"
+    other_count_field: str = ""
+    """Its other name (``attribute_map`` of the configuration class); transformers 5 saves some by that."""
+    may_have_none: bool = False
+    """Whether a number of 0 is that of a model without experts."""
     count: int = 0
     """Experts when the config says nothing."""
     per_token: int = 0
@@ -67,7 +71,7 @@ class ExpertsRule:
         """The experts of one layer."""
         chosen = switch(config, "norm_topk_prob", name) if self.normalised is None else self.normalised
         experts = Experts(
-            count=positive(config, self.count_field, name, self.count),
+            count=positive({self.count_field: self.count_of(config, name)}, self.count_field, name, 0),
             per_token=positive(config, self.per_token_field, name, self.per_token),
             hidden_size=hidden_size,
             intermediate_size=positive(config, self.width_field, name, self.width),
@@ -94,6 +98,17 @@ class ExpertsRule:
             )
         return experts
 
+    def count_of(self, config: Mapping[str, Any], name: str) -> Any:
+        """Experts by either name that the family's configs have for them, or its class's default."""
+        said = {field: config[field] for field in (self.count_field, self.other_count_field) if field in config}
+        if len({*map(str, said.values())}) > 1:
+            told = " and ".join(f"{field}={value!r}" for field, value in said.items())
+            raise InputError(f"The config {name} has {told}, which are one field of this family; correct one.")
+        found = next(iter(said.values()), self.count)
+        if found is None:
+            raise InputError(f"The config {name} has no number of experts in {self.count_field}; give how many.")
+        return found
+
     def shared_width(self, config: Mapping[str, Any], name: str) -> int:
         """Inner width of the shared experts; 0 without any."""
         if self.gated_width:
@@ -111,6 +126,8 @@ class ExpertsRule:
             kinds = kinds_by_layer(config, LAYER_KINDS, num_layers, name)
             kinds = [DENSE] * self.dense_first + [SPARSE] * num_layers if kinds is None else kinds
             return [kind == SPARSE for kind in kinds[:num_layers]]
+        if self.may_have_none and self.count_of(config, name) == 0:
+            return [False] * num_layers
         first = whole(config, "first_k_dense_replace", name, self.dense_first)
         period = positive(config, "decoder_sparse_step", name, 1)
         dense = config.get("mlp_only_layers") or []
@@ -124,6 +141,7 @@ class ExpertsRule:
 GEMMA_EXPERTS = ExpertsRule(router="gemma4", linear_router=True, per_token_field="top_k_experts")
 """Of Gemma 4, where ``enable_moe_block`` is set."""
 GLM = ExpertsRule(
+    other_count_field="num_local_experts",
     router="sigmoid-groups",
     count_field="n_routed_experts",
     count=128,
@@ -138,6 +156,7 @@ GLM = ExpertsRule(
 """GLM-4.5 to 4.7."""
 EXPERTS: dict[str, ExpertsRule] = {
     "mixtral": ExpertsRule(
+        other_count_field="num_experts",
         router="softmax-wide",
         count_field="num_local_experts",
         count=8,
@@ -146,14 +165,35 @@ EXPERTS: dict[str, ExpertsRule] = {
         peft_names="mixtral",
     ),
     "qwen3_moe": ExpertsRule(
-        router="softmax", count=128, per_token=8, width=768, normalised=None, peft_names="qwen2_moe"
+        other_count_field="num_local_experts",
+        may_have_none=True,
+        router="softmax",
+        count=128,
+        per_token=8,
+        width=768,
+        normalised=None,
+        peft_names="qwen2_moe",
     ),
-    "qwen3_vl_moe_text": ExpertsRule(router="softmax", count=60, per_token=4, width=1408, module_names="qwen2_moe"),
+    "qwen3_vl_moe_text": ExpertsRule(
+        other_count_field="num_local_experts",
+        router="softmax",
+        count=60,
+        per_token=4,
+        width=1408,
+        module_names="qwen2_moe",
+    ),
     QWEN_MOE: ExpertsRule(router="softmax", count=256, per_token=8, width=512, gated_width=512),
     QWEN_NEXT: ExpertsRule(
-        router="softmax", count=512, per_token=10, width=512, gated_width=512, peft_names="qwen2_moe"
+        may_have_none=True,
+        router="softmax",
+        count=512,
+        per_token=10,
+        width=512,
+        gated_width=512,
+        peft_names="qwen2_moe",
     ),
     "olmoe": ExpertsRule(
+        other_count_field="num_local_experts",
         router="softmax",
         count=64,
         per_token=8,
@@ -166,6 +206,7 @@ EXPERTS: dict[str, ExpertsRule] = {
         router="softmax-last", count_field="num_local_experts", count=8, per_token=2, width_field="intermediate_size"
     ),
     "gpt_oss": ExpertsRule(
+        other_count_field="num_experts",
         router="softmax-last-narrow",
         count_field="num_local_experts",
         count=128,
@@ -175,6 +216,7 @@ EXPERTS: dict[str, ExpertsRule] = {
         clamped=True,
     ),
     "deepseek_v2": ExpertsRule(
+        other_count_field="num_experts",
         router="softmax-wide-input",
         count_field="n_routed_experts",
         count=64,
@@ -185,6 +227,7 @@ EXPERTS: dict[str, ExpertsRule] = {
         peft_names="qwen2_moe",
     ),
     "deepseek_v3": ExpertsRule(
+        other_count_field="num_local_experts",
         router="sigmoid-groups",
         count_field="n_routed_experts",
         count=256,
@@ -200,6 +243,7 @@ EXPERTS: dict[str, ExpertsRule] = {
     "glm4_moe": GLM,
     "glm4_moe_lite": replace(GLM, count=64, per_token=4, width=1536, kinds=True),
     "qwen2_moe": ExpertsRule(
+        may_have_none=True,
         router="softmax",
         count=60,
         per_token=4,
@@ -209,6 +253,7 @@ EXPERTS: dict[str, ExpertsRule] = {
         module_names="qwen2_moe",
     ),
     "minimax_m2": ExpertsRule(
+        other_count_field="num_experts",
         router="sigmoid",
         count_field="num_local_experts",
         count=256,
@@ -230,9 +275,13 @@ def with_experts(architecture: Architecture, config: Mapping[str, Any], name: st
     changed = odd_attention(layers, architecture, config)
     rule = EXPERTS.get(architecture.model_type)
     if rule is not None:
-        routed = routed_block(rule, config, layers[0].mlp, architecture.hidden_size, name)
         routes = rule.routing_layers(config, len(changed), name)
-        changed = [replace(layer, mlp=routed) if here else layer for here, layer in zip(routes, changed, strict=True)]
+        none = rule.may_have_none and rule.count_of(config, name) == 0
+        routed = None if none else routed_block(rule, config, layers[0].mlp, architecture.hidden_size, name)
+        changed = [
+            replace(layer, mlp=routed) if here and routed else layer
+            for here, layer in zip(routes, changed, strict=True)
+        ]
     if changed == layers and rule is None:
         return architecture
     given = inputs_of_layers(config, architecture) if architecture.model_type == "gemma4_text" else None

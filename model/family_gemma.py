@@ -132,7 +132,8 @@ def own_heads(config: Mapping[str, Any], whole: list[int], name: str) -> Mapping
     each = list(by_layer.values()) if isinstance(by_layer, dict) else []
     first: Mapping[str, Any] = each[0] if each and isinstance(each[0], dict) else {}
     alike = bool(first) and all(other == first for other in each)
-    if not alike or {str(key) for key in by_layer} != {str(index) for index in whole} or not set(first) <= OWN_FIELDS:
+    layers = {str(key).lstrip("0") or "0" for key in by_layer} if alike else set()  # saved as 05, 11, ...
+    if not alike or layers != {str(index) for index in whole} or not set(first) <= OWN_FIELDS:
         raise UnbuiltFamilyError(
             f"{name} has per_layer_config={by_layer!r}, which has no formulas: they know equal head_dim and "
             "num_key_value_heads of all layers without a window; trace its real code with --exact."

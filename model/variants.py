@@ -39,6 +39,8 @@ def adapted(family: Family, config: Config, name: str) -> Family:
     dropped = 0.0 if family.model_type in NOT_OBEYED else dropped
     given = {"attention_dropout": dropped, **({} if changes is None else changes(config, name))}
     found = replace(family, **given)
+    if config.get("hidden_act", "") is None:
+        raise InputError(f"The config {name} has hidden_act null, which names no activation; correct it.")
     known = ONE_KERNEL.get(found.activation)
     if known and config.get("hidden_act") not in known:
         refuse(config, name, hidden_act=known[0])

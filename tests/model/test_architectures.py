@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from tunecast.catalogs.errors import (
     UnbuiltFamilyError,
     UnknownNameError,
 )
-from tunecast.catalogs.models import load_models
+from tunecast.catalogs.models import ModelRow, load_models
 from tunecast.model.architectures import architecture_from_config, architecture_from_row, load_architecture
 from tunecast.model.families import FAMILIES
 from tunecast.model.families_vision import VISION_FAMILIES
@@ -146,6 +147,9 @@ OF_EXPERTS = {"model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"
         (OF_EXPERTS | {"decoder_sparse_step": 0}, "decoder_sparse_step=0"),
         (OF_EXPERTS | {"mlp_only_layers": 5}, "a list of layers' numbers"),
         (OF_EXPERTS | {"norm_topk_prob": "no"}, "true or false"),
+        (OF_EXPERTS | {"num_experts": None}, "no number of experts in num_experts"),
+        (OF_EXPERTS | {"num_experts": 64, "num_local_experts": 32}, "num_experts=64 and num_local_experts=32"),
+        ({"hidden_act": None}, "hidden_act null"),
     ],
 )
 def test_broken_configs_are_one_sentence(change: dict[str, Any], words: str) -> None:
@@ -153,6 +157,41 @@ def test_broken_configs_are_one_sentence(change: dict[str, Any], words: str) -> 
         architecture_from_config({**CONFIG, **change}, "broken.json")
     assert "\n" not in str(caught.value)
     assert caught.value.exit_code == 2
+
+
+SAVED = [row for row in BUILT_ROWS if row.architecture_class in config_table()]
+
+
+@pytest.mark.parametrize("row", SAVED, ids=[row.hf_id for row in SAVED])
+def test_a_config_that_transformers_saved_is_read_as_what_it_was_made_of(row: ModelRow) -> None:
+    """Whole, and without what its class has by default: transformers 5 renames fields and writes others anew."""
+    mapping = pytest.importorskip("transformers").CONFIG_MAPPING
+    config = dict(config_from_row(row))
+    model_type = config["model_type"]
+    if model_type not in mapping or model_type not in FAMILIES:
+        pytest.skip("not in transformers")
+    try:
+        expected = architecture_from_config(config, "x")
+    except NotSupportedError:
+        pytest.skip("refused by name")
+    own = mapping[model_type].from_dict(config)
+    for saved in (own.to_dict(), own.to_diff_dict()):
+        read = json.loads(json.dumps(saved, default=str)) | {"model_type": model_type}
+        assert replace(architecture_from_config(read, "x"), config="") == replace(expected, config="")
+
+
+def test_experts_go_by_either_name_and_may_be_none() -> None:
+    config = {**CONFIG, **OF_EXPERTS, "num_hidden_layers": 2, "moe_intermediate_size": 512}
+    by_name = [architecture_from_config({**config, name: 16}, "x") for name in ("num_experts", "num_local_experts")]
+    assert by_name[0].total_params == by_name[1].total_params
+    dense = architecture_from_config({**config, "num_experts": 0}, "x")
+    assert all(group.layer.mlp.experts is None for group in dense.groups)
+
+
+def test_windows_may_begin_with_the_first_layer() -> None:
+    config = {**CONFIG, "model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "sliding_window": 4096}
+    groups = architecture_from_config({**config, "use_sliding_window": True, "max_window_layers": 0}, "x").groups
+    assert [(group.count, group.layer.attention.window) for group in groups] == [(32, 4096)]
 
 
 JUNK: tuple[Any, ...] = ("x", "", [1], ["x"], {}, {"a": 1}, -1, 0, 1, 1.5, True, False, None, math.nan, 10**30)
