@@ -71,7 +71,7 @@ class ExpertsRule:
         """The experts of one layer."""
         chosen = switch(config, "norm_topk_prob", name) if self.normalised is None else self.normalised
         experts = Experts(
-            count=positive({self.count_field: self.count_of(config, name)}, self.count_field, name, 0),
+            count=self.count_of(config, name),
             per_token=positive(config, self.per_token_field, name, self.per_token),
             hidden_size=hidden_size,
             intermediate_size=positive(config, self.width_field, name, self.width),
@@ -98,16 +98,17 @@ class ExpertsRule:
             )
         return experts
 
-    def count_of(self, config: Mapping[str, Any], name: str) -> Any:
+    def count_of(self, config: Mapping[str, Any], name: str) -> int:
         """Experts by either name that the family's configs have for them, or its class's default."""
         said = {field: config[field] for field in (self.count_field, self.other_count_field) if field in config}
         if len({*map(str, said.values())}) > 1:
             told = " and ".join(f"{field}={value!r}" for field, value in said.items())
             raise InputError(f"The config {name} has {told}, which are one field of this family; correct one.")
-        found = next(iter(said.values()), self.count)
-        if found is None:
-            raise InputError(f"The config {name} has no number of experts in {self.count_field}; give how many.")
-        return found
+        field, value = next(iter(said.items()), (self.count_field, None))
+        if said and value is None:
+            raise InputError(f"The config {name} has no number of experts in {field}; give how many.")
+        none = self.may_have_none and value == 0 and not isinstance(value, bool)
+        return 0 if none else positive({field: value}, field, name, self.count)
 
     def shared_width(self, config: Mapping[str, Any], name: str) -> int:
         """Inner width of the shared experts; 0 without any."""
