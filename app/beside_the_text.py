@@ -57,7 +57,7 @@ def width_notes(config: Mapping[str, Any], name: str) -> tuple[str, ...]:
 
 def part_notes(config: Mapping[str, Any], name: str) -> tuple[str, ...]:
     """That a config's vision or audio part is left out; a config whose text decoder is nowhere by itself is refused."""
-    from tunecast.model.architectures import text_part
+    from tunecast.model.architectures import text_part, untold
 
     parts = [part for part in OTHER_PARTS if config.get(part) is not None]
     decoder = text_part(config)
@@ -67,7 +67,9 @@ def part_notes(config: Mapping[str, Any], name: str) -> tuple[str, ...]:
             f"{name} is a {own}: only its text decoder ({decoder['model_type']}) is forecast, on text; the weights of "
             "its other parts, whose size the config does not state, are left out."
         )
-        return (note,)
+        filled = ", ".join(f"{field} {value}" for field, value in untold(config).items())
+        told = f"its text_config leaves out what its class has by default in transformers 5: {filled}"
+        return (note, f"{name}: {told}.") if filled else (note,)
     if parts:
         raise InputError(
             f"The config {name} is multimodal ({', '.join(parts)}) but has no text_config with a model_type, so its "

@@ -8,6 +8,8 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cache
+from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -329,6 +331,25 @@ def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**beside, **text}
 
 
+def untold(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of a multimodal config's ``text_config`` that are what its class has by default, which transformers
+    leaves out when it saves a config inside another; none of another config."""
+    text = text_part(config)
+    if text is config or is_flat(config):
+        return {}
+    defaults = class_defaults().get(str(text["model_type"]), {})
+    said = {name for name, others in OTHER_NAMES.items() if any(field in text for field in (name, *others))}
+    return {field: value for field, value in defaults.items() if field not in said}
+
+
+@cache
+def class_defaults() -> dict[str, dict[str, int]]:
+    """By ``model_type``: what transformers' configuration class has where a config says nothing."""
+    text = resources.files("tunecast.model").joinpath("data/class_defaults.json").read_text(encoding="utf-8")
+    found: dict[str, dict[str, int]] = json.loads(text)["defaults"]
+    return found
+
+
 def is_flat(config: Mapping[str, Any]) -> bool:
     """Whether a multimodal config has its decoder's fields beside those of the other parts (Qwen2-VL)."""
     return str(config.get("model_type")) in FLAT and config.get("hidden_size") is not None
@@ -336,7 +357,7 @@ def is_flat(config: Mapping[str, Any]) -> bool:
 
 def architecture_from_config(config: Mapping[str, Any], name: str) -> Architecture:
     """The architecture a Hugging Face ``config.json`` describes; `name` appears in every message."""
-    config = text_part(config)
+    config = {**untold(config), **text_part(config)}
     model_type, classes = config.get("model_type"), config.get("architectures")
     if "zero_optimization" in config:
         raise InputError(f"{name} is a file of DeepSpeed, which goes with a training file: add it with --deepspeed.")

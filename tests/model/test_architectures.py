@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tunecast.beside_the_text import part_notes
 from tunecast.catalogs.configs import config_from_row, config_table
 from tunecast.catalogs.errors import (
     InputError,
@@ -20,7 +21,12 @@ from tunecast.catalogs.errors import (
     UnknownNameError,
 )
 from tunecast.catalogs.models import ModelRow, load_models
-from tunecast.model.architectures import architecture_from_config, architecture_from_row, load_architecture
+from tunecast.model.architectures import (
+    architecture_from_config,
+    architecture_from_row,
+    class_defaults,
+    load_architecture,
+)
 from tunecast.model.families import FAMILIES
 from tunecast.model.families_vision import VISION_FAMILIES
 from tunecast.model.litgpt import as_litgpt
@@ -186,6 +192,26 @@ def test_experts_go_by_either_name_and_may_be_none() -> None:
     assert by_name[0].total_params == by_name[1].total_params
     dense = architecture_from_config({**config, "num_experts": 0}, "x")
     assert all(group.layer.mlp.experts is None for group in dense.groups)
+
+
+@pytest.mark.parametrize("model_type", sorted(class_defaults()))
+def test_what_a_text_config_leaves_out_is_what_its_class_has(model_type: str) -> None:
+    config = pytest.importorskip("transformers").CONFIG_MAPPING[model_type]()
+    assert {field: getattr(config, field) for field in class_defaults()[model_type]} == class_defaults()[model_type]
+
+
+def test_a_decoder_inside_another_config_says_what_differs_from_its_class_alone() -> None:
+    """google/gemma-3-4b-it's published fields; the catalog states the same model in full."""
+    text = {"model_type": "gemma3_text", "hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34}
+    whole = {"model_type": "gemma3", "text_config": {**text, "sliding_window": 1024}, "vision_config": {}}
+    listed = load_architecture("google/gemma-3-4b-pt")
+    found = architecture_from_config(whole, "x")
+    assert found.total_params == listed.total_params
+    assert found.groups == listed.groups
+    (_, note) = part_notes(whole, "x")
+    assert "num_attention_heads 8, vocab_size 262208, max_position_embeddings 131072" in note
+    with pytest.raises(InputError, match="has no 'num_attention_heads'"):
+        architecture_from_config(text, "x")
 
 
 def test_windows_may_begin_with_the_first_layer() -> None:
