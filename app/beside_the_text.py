@@ -38,7 +38,7 @@ def config_notes(config: Mapping[str, Any], name: str) -> tuple[str, ...]:
 def width_notes(config: Mapping[str, Any], name: str) -> tuple[str, ...]:
     """That weights are said to be of another width than the 16 bits that are counted unless asked; raises InputError
     for what is no dtype."""
-    from tunecast.model.architectures import text_part
+    from tunecast.model.text_part import text_part
 
     said = [part.get(key) for part in (config, text_part(config)) for key in ("dtype", "torch_dtype")]
     stated = next((each for each in said if each is not None), None)
@@ -57,7 +57,7 @@ def width_notes(config: Mapping[str, Any], name: str) -> tuple[str, ...]:
 
 def part_notes(config: Mapping[str, Any], name: str) -> tuple[str, ...]:
     """That a config's vision or audio part is left out; a config whose text decoder is nowhere by itself is refused."""
-    from tunecast.model.architectures import text_part, untold
+    from tunecast.model.text_part import text_part, untold
 
     parts = [part for part in OTHER_PARTS if config.get(part) is not None]
     decoder = text_part(config)

@@ -18,8 +18,9 @@ from tunecast.calibrate.trace.tracer import Trace, trace_step
 from tunecast.catalogs.configs import config_from_row
 from tunecast.catalogs.errors import InputError, NotSupportedError
 from tunecast.model.architecture import Architecture, Attention, Layer, LayerGroup, Linear, Mlp
-from tunecast.model.architectures import check_layers, text_part
+from tunecast.model.architectures import check_layers
 from tunecast.model.run import Run
+from tunecast.model.text_part import text_part
 from tunecast.model.units import GIGA
 
 NEEDED = ("num_hidden_layers", "hidden_size", "vocab_size", "num_attention_heads")

@@ -8,21 +8,19 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cache
-from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tunecast.catalogs.configs import config_from_row, config_table
 from tunecast.catalogs.errors import InputError, NotSupportedError, UnbuiltFamilyError
 from tunecast.model.architecture import Architecture, Attention, Layer, LayerGroup, Linear, Mlp
-from tunecast.model.config_fields import inner, kinds_by_layer, positive, share, switch, whole
+from tunecast.model.config_fields import OTHER_NAMES, inner, kinds_by_layer, positive, share, switch, whole
 from tunecast.model.config_file import config_path, looks_like_path, model_word, read_config
 from tunecast.model.families import FAMILIES, family_of
-from tunecast.model.families_vision import FLAT, WHOLE
 from tunecast.model.family import Family
 from tunecast.model.family_experts import with_experts
 from tunecast.model.family_grid import sections_of
+from tunecast.model.text_part import text_part, untold
 from tunecast.model.variants import adapted
 
 if TYPE_CHECKING:
@@ -198,17 +196,6 @@ def architecture_from_row(row: ModelRow) -> Architecture:
 
 UNLIMITED = 1 << 62
 """Stands for a config that gives no limit of positions."""
-OTHER_NAMES: dict[str, tuple[str, ...]] = {
-    "hidden_size": ("n_embd", "n_embed", "d_model"),
-    "intermediate_size": ("n_inner", "ffn_dim", "ffn_hidden_size", "inner_hidden_size", "block_ff_dim"),
-    "num_hidden_layers": ("n_layer", "n_layers", "num_layers"),
-    "num_attention_heads": ("n_head", "n_heads"),
-    "num_key_value_heads": ("num_kv_heads", "multi_query_group_num"),
-    "head_dim": ("kv_channels",),
-    "vocab_size": ("padded_vocab_size",),
-    "max_position_embeddings": ("n_positions", "max_seq_len", "seq_length"),
-}
-"""What configs of some families call the common fields (``attribute_map`` of their configuration classes)."""
 
 
 def _positive(config: Mapping[str, Any], field: str, name: str, default: int | None = None) -> int:
@@ -319,45 +306,10 @@ def masks_anyway(config: Mapping[str, Any], family: Family, name: str) -> tuple[
     return (None,) if family.masks == "full" else ()
 
 
-def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The decoder of a multimodal config (Gemma 3): its ``text_config``, with what stands beside it, or (Qwen2-VL) the
-    fields beside ``vision_config``."""
-    text = config.get("text_config")
-    if not isinstance(text, dict) or not isinstance(text.get("model_type"), str):
-        return {**config, "model_type": FLAT[config["model_type"]]} if is_flat(config) else config
-    beside = {key: config[key] for key in ("quantization_config", "tie_word_embeddings") if key in config}
-    if text["model_type"] in WHOLE:  # the whole model says whether its head is tied, by silence too
-        return {**text, "tie_word_embeddings": False, **beside}
-    return {**beside, **text}
-
-
-def untold(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of a multimodal config's ``text_config`` that are what its class has by default, which transformers
-    leaves out when it saves a config inside another; none of another config."""
-    text = text_part(config)
-    if text is config or is_flat(config):
-        return {}
-    defaults = class_defaults().get(str(text["model_type"]), {})
-    said = {name for name, others in OTHER_NAMES.items() if any(field in text for field in (name, *others))}
-    return {field: value for field, value in defaults.items() if field not in said}
-
-
-@cache
-def class_defaults() -> dict[str, dict[str, int]]:
-    """By ``model_type``: what transformers' configuration class has where a config says nothing."""
-    text = resources.files("tunecast.model").joinpath("data/class_defaults.json").read_text(encoding="utf-8")
-    found: dict[str, dict[str, int]] = json.loads(text)["defaults"]
-    return found
-
-
-def is_flat(config: Mapping[str, Any]) -> bool:
-    """Whether a multimodal config has its decoder's fields beside those of the other parts (Qwen2-VL)."""
-    return str(config.get("model_type")) in FLAT and config.get("hidden_size") is not None
-
-
 def architecture_from_config(config: Mapping[str, Any], name: str) -> Architecture:
     """The architecture a Hugging Face ``config.json`` describes; `name` appears in every message."""
-    config = {**untold(config), **text_part(config)}
+    left_out, config = untold(config), text_part(config)
+    config = {**left_out, **config} if left_out else config
     model_type, classes = config.get("model_type"), config.get("architectures")
     if "zero_optimization" in config:
         raise InputError(f"{name} is a file of DeepSpeed, which goes with a training file: add it with --deepspeed.")

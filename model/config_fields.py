@@ -10,6 +10,18 @@ from tunecast.catalogs.errors import InputError
 LAYER_KINDS, DENSE, SPARSE = "mlp_layer_types", "dense", "sparse"
 """Field of a config that lists the feed-forward blocks layer by layer, and their kinds."""
 
+OTHER_NAMES: dict[str, tuple[str, ...]] = {
+    "hidden_size": ("n_embd", "n_embed", "d_model"),
+    "intermediate_size": ("n_inner", "ffn_dim", "ffn_hidden_size", "inner_hidden_size", "block_ff_dim"),
+    "num_hidden_layers": ("n_layer", "n_layers", "num_layers"),
+    "num_attention_heads": ("n_head", "n_heads"),
+    "num_key_value_heads": ("num_kv_heads", "multi_query_group_num"),
+    "head_dim": ("kv_channels",),
+    "vocab_size": ("padded_vocab_size",),
+    "max_position_embeddings": ("n_positions", "max_seq_len", "seq_length"),
+}
+"""What configs of some families call the common fields (``attribute_map`` of their configuration classes)."""
+
 
 def positive(config: Mapping[str, Any], field: str, name: str, default: int) -> int:
     """A positive whole number of a config; a `default` of 0 is none."""

@@ -24,13 +24,13 @@ from tunecast.catalogs.models import ModelRow, load_models
 from tunecast.model.architectures import (
     architecture_from_config,
     architecture_from_row,
-    class_defaults,
     load_architecture,
 )
 from tunecast.model.families import FAMILIES
 from tunecast.model.families_vision import VISION_FAMILIES
 from tunecast.model.litgpt import as_litgpt
 from tunecast.model.resolve import resolve_run
+from tunecast.model.text_part import class_defaults
 from tunecast.model.trained import trainable_params
 
 BUILT = {name for family in FAMILIES.values() for name in family.classes}
