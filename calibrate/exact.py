@@ -19,6 +19,7 @@ from tunecast.catalogs.configs import config_from_row
 from tunecast.catalogs.errors import InputError, NotSupportedError
 from tunecast.model.architecture import Architecture, Attention, Layer, LayerGroup, Linear, Mlp
 from tunecast.model.architectures import check_layers
+from tunecast.model.families import check_language_model
 from tunecast.model.run import Run
 from tunecast.model.text_part import text_part
 from tunecast.model.units import GIGA
@@ -33,6 +34,8 @@ def real_architecture(config: Mapping[str, Any], name: str) -> Architecture:
     Linear maps are read by name; all other parameters of a layer (norms, routers, stacked experts) are counted. Of a
     multimodal model that is its text decoder, where transformers has a causal language model of it.
     """
+    classes = config.get("architectures")
+    check_language_model(str(classes[0]) if isinstance(classes, list) and classes else "", name)
     config = _decoder_of(config)
     fields = {key: value for key, value in config.items() if key not in ("architectures", "transformers_version")}
     if not isinstance(fields.get("model_type"), str):

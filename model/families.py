@@ -192,8 +192,12 @@ FAMILIES = {
 }
 """By ``model_type``."""
 
-ENCODER_SUFFIX = "ForMaskedLM"
-"""Of the classes of BERT and its like, which predict masked words and generate no text."""
+NO_LANGUAGE_MODEL = re.compile(
+    r"\w+(For(MaskedLM|(Sequence|Token)Classification|(Process)?RewardModel|QuestionAnswering|MultipleChoice)"
+    r"|(?<!Head)(?<!LM)Model)"
+)
+"""Classes without a head over the vocabulary of the next token: BERT and its like, classifiers, reward models, bare
+decoders. The real code would be traced as the language model of their type."""
 
 
 NO_ATTENTION = re.compile(r"(model of type ')?(falcon_?mamba|mamba2?|rwkv|xlstm)(forcausallm|')", re.IGNORECASE)
@@ -205,11 +209,7 @@ def family_of(architecture_class: str, name: str) -> Family:
     for family in FAMILIES.values():
         if family.architecture_class == architecture_class:
             return family
-    if architecture_class.endswith(ENCODER_SUFFIX):
-        raise NotSupportedError(
-            f"{name} is a {architecture_class}, which is not built: only causal language models are forecast; "
-            "`tunecast catalog models` lists them."
-        )
+    check_language_model(architecture_class, name)
     if NO_ATTENTION.fullmatch(architecture_class):
         raise UnbuiltFamilyError(
             f"{name} is a {architecture_class}, whose layers have no attention: that is not built, and not traced "
@@ -220,3 +220,14 @@ def family_of(architecture_class: str, name: str) -> Family:
         "code with --exact, of all cards with --gpu all. `tunecast catalog models` lists models of the "
         f"{len(FAMILIES)} families that are built."
     )
+
+
+def check_language_model(architecture_class: str, name: str) -> None:
+    """Raise NotSupportedError for a class whose head is not that of a causal language model."""
+    if NO_LANGUAGE_MODEL.fullmatch(architecture_class) and not any(
+        architecture_class in family.classes for family in FAMILIES.values()
+    ):
+        raise NotSupportedError(
+            f"{name} is a {architecture_class}, which is not built: only causal language models are forecast; "
+            "`tunecast catalog models` lists them."
+        )

@@ -263,6 +263,10 @@ class Asked(dict[str, Any]):
 def test_quantized_and_unknown_configs_are_refused_by_name() -> None:
     with pytest.raises(NotSupportedError, match="gptq"):
         architecture_from_config({**CONFIG, "quantization_config": {"quant_method": "gptq"}}, "x")
+    for head in ("ForSequenceClassification", "ForTokenClassification", "ForRewardModel", "Model"):
+        with pytest.raises(NotSupportedError, match=f"is a Llama{head}, which is not built: only causal") as caught:
+            architecture_from_config({**CONFIG, "architectures": [f"Llama{head}"]}, "x")
+        assert not isinstance(caught.value, UnbuiltFamilyError), "the real code is no classifier's either"
     with pytest.raises(NotSupportedError, match="MambaForCausalLM"):
         architecture_from_config({**CONFIG, "model_type": "mamba", "architectures": ["MambaForCausalLM"]}, "x")
     with pytest.raises(NotSupportedError, match="LlamaForSequenceClassification"):
