@@ -193,6 +193,8 @@ BY_PEFT = ("axolotl", "llama-factory", "trl")
 
 SAVES_NOTHING = "--save-total-limit says how many checkpoints stay, and none is written: add --save-steps N"
 
+BY_MINUTES = "--save-steps is not counted, on demand neither: --checkpoint-interval-min says how often"
+
 
 def with_saves(around: WholeRunOptions, asked: Asked) -> tuple[WholeRunOptions, tuple[str, ...]]:
     """What is around the run, with the checkpoints that its training file asks for where nobody typed how often, and a
@@ -203,7 +205,8 @@ def with_saves(around: WholeRunOptions, asked: Asked) -> tuple[WholeRunOptions, 
         return around, ()
     limit = around.save_total_limit or asked.saves.get("save_total_limit")
     if around.save_steps is not None:
-        return replace(around, save_total_limit=limit), ()
+        by_minutes = around.spot and around.checkpoint_interval_min is not None
+        return replace(around, save_total_limit=limit), (BY_MINUTES,) if by_minutes else ()
     steps = asked.saves.get("save_steps")
     if steps is None or around.checkpoint_interval_min is not None:
         writes = around.spot or around.checkpoint_interval_min is not None

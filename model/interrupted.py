@@ -52,7 +52,8 @@ class Interrupted:
     bare_h: Value
     """The same phases without interruptions and without checkpoints against them."""
     asked_saves_h: float
-    """The checkpoints that ``save_steps`` asks for, which on demand are made as well."""
+    """The checkpoints that ``save_steps`` asks for, which on demand are made as well; none where minutes say how often
+    they are written, since both prices are of the same run."""
     usd_per_h: float
     on_demand_usd_per_h: float | None
 
@@ -146,7 +147,7 @@ def interrupted(here: Sequence[Phase], work: Work, rates: Rates, options: WholeR
         proposed=proposed,
         expected_h=Value(value=expected_h(job, rate), low=low, high=high),
         bare_h=Value(**bare),
-        asked_saves_h=saves_asked(work, options) * save.value,
+        asked_saves_h=saves_asked(work, options) * save.value if options.checkpoint_interval_min is None else 0.0,
         usd_per_h=terms.usd_per_h,
         on_demand_usd_per_h=terms.on_demand_usd_per_h,
     )

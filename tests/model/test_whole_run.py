@@ -535,6 +535,9 @@ def test_save_steps_set_the_interval_unless_minutes_do() -> None:
     assert by_steps.interval_min == pytest.approx(500 * STEP_S / 60)
     assert by_minutes.interval_min == pytest.approx(90)
     assert not by_steps.proposed
+    alone = run(long, price=user_price(1.0, 1), **SPOT, checkpoint_interval_min=90).interruptions
+    assert alone is not None
+    assert by_minutes.on_demand_usd == alone.on_demand_usd, "both prices are of the same checkpoints"
 
 
 def test_on_demand_instead_has_the_checkpoints_that_were_asked_for() -> None:
