@@ -113,8 +113,16 @@ def trained_data(options: Mapping[str, Any]) -> Dataset:
 
 
 def groups_rows(options: Mapping[str, Any]) -> bool:
-    """Whether samples of like length make a micro-batch: as typed, else as a training file has it."""
+    """Whether samples of like length make a micro-batch: as typed, else as a training file has it. Of streamed data
+    nobody knows the lengths, and transformers leaves a file's wish (``Trainer._get_train_sampler``)."""
     typed = options.get("group_by_length")
+    if options.get("streaming"):
+        if typed:
+            raise InputError(
+                "--group-by-length sorts samples by lengths that streamed data do not have, so that the Trainer "
+                "ignores it; leave it or --streaming out."
+            )
+        return False
     return bool(options.get(ROWS_GROUPED) if typed is None else typed)
 
 

@@ -416,6 +416,16 @@ def test_of_a_mean_alone_grouped_rows_are_those_of_exponential_lengths(tmp_path:
     assert of_mean.longest < 0.5 * run.max_length, "lengths of two kinds would hardly meet in a micro-batch"
 
 
+def test_streamed_samples_are_not_sorted(tmp_path: Path) -> None:
+    """transformers says so in a warning and takes them as they come."""
+    path, _ = spread_samples(tmp_path)
+    run = Run(method="lora", max_length=2048, per_device_train_batch_size=8)
+    shared = {"dataset": path, "packing": False, "streaming": True}
+    assert unpacked_rows(run, {**shared, "rows_grouped": True}) == unpacked_rows(run, shared)
+    with pytest.raises(InputError, match="leave it or --streaming out"):
+        unpacked_rows(run, {**shared, "group_by_length": True})
+
+
 def test_grouping_by_length_saves_padding_and_needs_rows_of_one_sample(tmp_path: Path) -> None:
     path, _ = spread_samples(tmp_path)
     shared: dict[str, Any] = {"dataset": path, "per_device_train_batch_size": 8, "max_length": 2048}
