@@ -291,6 +291,10 @@ def check_batch(row: Row, run: Run) -> None:
     stated = _global_batch(row, run.max_length)
     samples = run.tokens_per_step / run.max_length
     if stated is not None and stated != samples:
+        if number(row, "grad_accum") is None and stated > samples:  # else it was worked out (`micro_batches`)
+            raise SkipRowError(
+                f"global_batch {row['global_batch']!r} is no multiple of micro_batch x data-parallel GPUs = {samples:g}"
+            )
         raise SkipRowError(
             f"global_batch {row['global_batch']!r} is not micro_batch x grad_accum x data-parallel GPUs = {samples:g}"
         )

@@ -199,6 +199,10 @@ def _beginnings(files: tuple[Path, ...]) -> tuple[list[Any], float]:
     return [sample for samples, share in found for sample in samples[: round(len(samples) * least / share)]], least
 
 
+class NoSamplesError(Exception):
+    """A JSON file with anything but a list."""
+
+
 def _of_one(file: Path, most_bytes: int) -> tuple[list[Any], float]:
     if file.suffix.lower() not in (*READERS, *COLUMNS):
         raise InputError(
@@ -207,6 +211,10 @@ def _of_one(file: Path, most_bytes: int) -> tuple[list[Any], float]:
         )
     try:
         return _samples(file, most_bytes)
+    except NoSamplesError as error:
+        raise InputError(
+            f"--dataset {file} holds no list of samples, so it is no data; name the file or folder that has them."
+        ) from error
     except (ValueError, csv.Error) as error:
         raise InputError(f"--dataset {file.name} is damaged ({error}); check the file.") from error
 
@@ -348,7 +356,7 @@ def _jsonl(text: str) -> Iterator[Any]:
 def _json(text: str) -> list[Any]:
     found = json.loads(text)
     if not isinstance(found, list):
-        raise ValueError("a list of samples is expected")
+        raise NoSamplesError
     return found
 
 

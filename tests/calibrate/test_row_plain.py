@@ -28,6 +28,8 @@ def test_a_product_that_its_parts_do_not_make_contradicts_itself() -> None:
         {**ROW, "global_batch": "64 (2x4x4)"}
     )
     assert "is not micro_batch x grad_accum" in reason({**ROW, "global_batch": "32 (2x4x4)"})
+    unstated = {name: text for name, text in ROW.items() if name != "grad_accum"}
+    assert "'101' is no multiple of micro_batch x data-parallel GPUs" in reason({**unstated, "global_batch": "101"})
 
 
 @pytest.mark.parametrize(

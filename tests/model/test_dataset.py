@@ -111,7 +111,7 @@ def test_token_ids_are_counted_as_they_are(tmp_path: Path) -> None:
     [
         ("x.avro", "", "convert it"),
         ("x.jsonl", "{broken", "damaged"),
-        ("x.json", '{"a": "b"}', "a list of samples"),
+        ("x.json", '{"a": "b"}', "no list of samples"),
         ("x.txt", "\n\n", "holds no text"),
         ("x.jsonl", '{"input_ids": []}', "holds empty input_ids alone"),
         ("x.jsonl", '{"input_ids": "hello"}', "sample 1 has input_ids that are no list of whole numbers"),
