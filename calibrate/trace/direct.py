@@ -119,6 +119,7 @@ def _fake_mode(platform: str) -> Iterator[None]:
 
     import torch
     import transformers.masking_utils
+    from peft.tuners.lora.layer import Linear
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     with contextlib.ExitStack() as stack:
@@ -140,6 +141,7 @@ def _fake_mode(platform: str) -> Iterator[None]:
             stack.enter_context(mock.patch.object(torch.nn.functional, "softmax", _softmax_as_on_cuda))
             stack.enter_context(mock.patch.object(torch.Tensor, "sum", _wide_sum(torch.Tensor.sum)))
             stack.enter_context(mock.patch.object(torch.Tensor, "softmax", _softmax_as_on_cuda))
+            stack.enter_context(mock.patch.object(Linear, "get_delta_weight", _delta_weight_as_on_cuda))
             call = _attention_as_on_cuda(functional.scaled_dot_product_attention)
             stack.enter_context(mock.patch.object(functional, "scaled_dot_product_attention", call))
         yield
@@ -167,6 +169,14 @@ def _softmax_as_on_cuda(x: Any, dim: int, dtype: Any = None, **_: Any) -> Any:
         dtype = torch.float32  # ``autocast_mode.h``, FP32_SET_OPT_DTYPE
     converts = dtype is torch.float32 and x.dtype is torch.float16
     return torch._softmax(x, dim, True) if converts else torch.softmax(x, dim, dtype=dtype)
+
+
+def _delta_weight_as_on_cuda(layer: Any, adapter: str) -> Any:
+    """What an adapter adds to a router's weight, in the adapter's dtype: PEFT casts 16 bits to fp32 on a CPU alone."""
+    from peft.utils.other import transpose
+
+    product = layer.lora_B[adapter].weight @ layer.lora_A[adapter].weight
+    return transpose(product, layer.fan_in_fan_out) * layer.scaling[adapter]
 
 
 def _fused_dropout(x: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
