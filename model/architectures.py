@@ -275,7 +275,8 @@ def dimensions_from_config(config: Mapping[str, Any], family: Family, name: str)
     head_dim = _positive(config, "head_dim", name, family.default_head_dim or hidden // heads)
     attention_bias = switch(config, "attention_bias", name) if family.qkv_bias is None else False
     rotated = family.rotary_dim or rotary_dim(config, family, head_dim, name)
-    limit = _positive(config, "max_position_embeddings", name, UNLIMITED)
+    unlimited = 0 if family.positions == "learned" else UNLIMITED  # whose table has as many rows
+    limit = _positive(config, "max_position_embeddings", name, unlimited)
     inner_size = None if family.default_inner is None else family.default_inner * hidden
     return Dimensions(
         hidden_size=hidden,

@@ -162,7 +162,7 @@ def split_heads(step: Step, where: str, layer: Layer, x: Tensor) -> tuple[Tensor
         if block.qk_norm and not block.qk_norm_by_head:
             made.append(norm(step, layer.norm, f"{where}.{name}", heads, linear.out_features))
             continue
-        by_head = laid_out(step, block, heads)
+        by_head = laid_out(step, block, heads, keys=name == "k_norm")
         early = block.qk_norm and not (block.qk_norm_late or block.kind == TURNED_FIRST)
         normed = norms_of_heads if block.qk_norm_each else norm
         made.append(normed(step, layer.norm, f"{where}.{name}", by_head, block.head_dim) if early else by_head)
@@ -193,12 +193,15 @@ def norms_of_heads(step: Step, kind: str, name: str, x: Tensor, head_dim: int) -
     return gpt.joined_all(step.tape, made, name="qk_norm")
 
 
-def laid_out(step: Step, block: Attention, heads: Tensor) -> Tensor:
-    """Queries or keys seen by head: free forward; backward a copy of the gradient, unless nothing changes it. Eager
-    products change it too, where keys are repeated for their queries."""
+def laid_out(step: Step, block: Attention, heads: Tensor, *, keys: bool = False) -> Tensor:
+    """Queries or `keys` seen by head: free forward; backward a copy of the gradient, unless nothing changes it. Eager
+    products change it too: that of queries, and of keys where they are repeated for their queries; else keys' comes
+    turned as it is needed, but where a map of their own takes several samples of them as one."""
     single = heads.elements == step.tokens * block.head_dim or step.run.fuses("rope")
-    repeated = step.run.attn_implementation == "eager" and block.num_heads > block.num_kv_heads
-    turned = block.rotary or repeated
+    eager = step.run.attn_implementation == "eager"
+    as_needed = keys and (block.fused or step.run.per_device_train_batch_size == 1)
+    repeated = eager and block.num_heads > block.num_kv_heads
+    turned = block.rotary or repeated or (eager and not block.qk_norm and not as_needed)
     return ops.relayout(step.tape, heads, name="head_layout") if turned and not single else heads
 
 
@@ -210,7 +213,7 @@ def fused_heads(step: Step, where: str, block: Attention, x: Tensor) -> tuple[Te
     widths = (block.num_heads, block.num_kv_heads, block.num_kv_heads)
     rows = step.tokens * block.head_dim
     q, k, v = (ops.part(step.tape, whole, rows * heads, name="qkv_split") for heads in widths)
-    return laid_out(step, block, q), laid_out(step, block, k), v
+    return laid_out(step, block, q), laid_out(step, block, k, keys=True), v
 
 
 def chunked_heads(step: Step, block: Attention, whole: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -222,7 +225,7 @@ def chunked_heads(step: Step, block: Attention, whole: Tensor) -> tuple[Tensor, 
     q, k, v = gpt.split(tape, whole, sizes, name="qkv_split")
     if block.qkv_split == "by-head":
         return q, k, v
-    return laid_out(step, block, q), laid_out(step, block, k), v
+    return laid_out(step, block, q), laid_out(step, block, k, keys=True), v
 
 
 def needs_mask(block: Attention, run: Run) -> bool:
@@ -367,7 +370,7 @@ def eager_heads(step: Step, where: str, block: Attention, q: Tensor, k: Tensor, 
         sinks=step.weight(f"{where}.sinks", block.num_heads) if block.sinks else None,
         by_head=block.rotary_halves or joins(block),
         holds_mask=bool(held_mask(step, mask)),
-        values_laid_out=block.keys != OWN,
+        values_laid_out=block.keys != OWN or (block.fused and block.qkv_split == "by-head"),
     )
     out, weights = eager.attention(step.tape, q, k, v, mask, shape, variant)
     step.weights.append(weights)

@@ -28,6 +28,8 @@ FALCON = {
     "multi_query": True, "parallel_attn": True, "bias": False, "new_decoder_architecture": False, "alibi": False,
     "tie_word_embeddings": True, "max_position_embeddings": 2048,
 }  # fmt: skip
+VOCAB = {"vocab_size": 4096}
+OF_OPT = {"num_attention_heads": 8, "num_hidden_layers": 2, "vocab_size": 4096, "max_position_embeddings": 2048}
 BOTH_SIXTEEN = {"lora_target_modules": "q_proj,down_proj", "max_length": 512, "per_device_train_batch_size": 2}
 TOLD = {"attn_implementation": "flash_attention_2", "padding_mask": True}
 EAGER = {"attn_implementation": "eager", "gradient_checkpointing": False}
@@ -41,6 +43,21 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"model_type": "qwen2", **SMALL, "tie_word_embeddings": False},
         {"method": "lora", "use_dora": True, "precision": "bf16-autocast", "dtype": "fp32", "max_length": 512},
     ),
+    # gradients of heads by plain products come laid out by head, those of keys turned
+    **{
+        f"eager {kind}, {batch} of {targets or 'everything'}": (
+            {"model_type": kind, **shape},
+            {"attn_implementation": "eager", "max_length": 256, "per_device_train_batch_size": batch}
+            | ({"method": "lora", "lora_target_modules": targets} if targets else {"method": "full"}),
+        )
+        for kind, shape, targets in (
+            ("gpt2", {"n_embd": 512, "n_layer": 2, "n_head": 8, "n_positions": 1024, **VOCAB}, ""),
+            ("opt", {"hidden_size": 512, "ffn_dim": 2048, **OF_OPT}, "out_proj"),
+            ("opt", {"hidden_size": 512, "ffn_dim": 2048, **OF_OPT}, ""),
+            ("gpt_neox", SMALL, ""),
+        )
+        for batch in (1, 2)
+    },
     # what a reentrant checkpoint detaches is a leaf: autocast casts it once where maps take it without a norm before
     **{
         f"{kind} in fp32 under reentrant checkpoints, {method}": (
@@ -105,7 +122,16 @@ def test_one_head_of_falcons_newer_code_is_refused() -> None:
 @pytest.mark.parametrize("field", ["resid_pdrop", "layerdrop"])
 def test_what_else_training_drops_is_refused(field: str) -> None:
     """Of blocks' outputs (Phi-3), whole layers at random (OPT)."""
-    plain = {"phi3": LLAMA, "opt": {"hidden_size": 512, "ffn_dim": 2048, "num_attention_heads": 8, "vocab_size": 4096}}
+    plain = {
+        "phi3": LLAMA,
+        "opt": {
+            "hidden_size": 512,
+            "ffn_dim": 2048,
+            "num_attention_heads": 8,
+            "max_position_embeddings": 2048,
+            "vocab_size": 4096,
+        },
+    }
     kind = "phi3" if field == "resid_pdrop" else "opt"
     config = {**plain[kind], "model_type": kind, "num_hidden_layers": 2}
     assert architecture_from_config({**config, field: 0.0}, kind).total_params
