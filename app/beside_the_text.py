@@ -68,7 +68,7 @@ def part_notes(config: Mapping[str, Any], name: str) -> tuple[str, ...]:
             "its other parts, whose size the config does not state, are left out."
         )
         filled = ", ".join(f"{field} {value}" for field, value in untold(config).items())
-        told = f"its text_config leaves out what its class has by default in transformers 5: {filled}"
+        told = f"its text_config leaves out what its class has by default in transformers 5, among it {filled}"
         return (note, f"{name}: {told}.") if filled else (note,)
     if parts:
         raise InputError(

@@ -72,6 +72,9 @@ class Recommendation:
     """What says how much is trained, as asked."""
     weights: str = ""
     """The hub's name of what is trained, as asked for."""
+    save_steps: int | None = None
+    save_total_limit: int | None = None
+    """Checkpoints that were asked for, which the plans' time and price count."""
 
     @property
     def cheapest(self) -> Picked | None:

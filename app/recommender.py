@@ -301,6 +301,8 @@ def _answer(search: Search, choice: Choice, screened: int, notes: tuple[str, ...
         screened=screened,
         notes=(*notes, *_largest_note(search, choice, notes)),
         amount_options=dict(job.options),
+        save_steps=search.around.save_steps,
+        save_total_limit=search.around.save_total_limit,
     )
 
 

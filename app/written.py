@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from tunecast.catalogs.errors import InputError, NotSupportedError, UnknownNameError
 from tunecast.catalogs.files import refuse_one_file_twice, write_all
+from tunecast.model.units import HOUR_S
 
 if TYPE_CHECKING:
+    from tunecast.model.forecast import Forecast
     from tunecast.model.run import Run
     from tunecast.recommendation import Picked, Recommendation
 
@@ -22,8 +24,8 @@ KINDS = (*TRAINING, *RENTAL)
 
 
 NOT_SAID = (
-    "What costs neither time nor memory is not the plan's: learning rate, schedule, lora_alpha, weight decay, seeds, "
-    "evaluation and the data's format are this file's own, not those of a file that was asked about."
+    "Not the plan's but this file's own, and not those of a file that was asked about: learning rate, schedule, "
+    "lora_alpha, weight decay, seeds, evaluation, the data's format, and checkpoints where it has no save_steps."
 )
 
 
@@ -115,6 +117,8 @@ def _training(found: Recommendation, picked: Picked, pick: str, kind: str, path:
         epochs=amount.epochs,
         weights=found.weights,
     )
+    saves, resumed = saved(kind, found, forecast)
+    mapping |= saves
     other = differences(kind, mapping, forecast.architecture, forecast.run, packed=packed)
     notes = [
         f"{name} is {_shown(value)} in this file's framework, {_shown(getattr(forecast.run, name))} in the forecast"
@@ -122,6 +126,7 @@ def _training(found: Recommendation, picked: Picked, pick: str, kind: str, path:
     ]
     if packages := packages_of(forecast.run):
         notes.append(f"the forecast is of a machine with {' and '.join(packages)}: pip install {' '.join(packages)}")
+    notes += resumed
     rows = "rows are packed" if packed else "every sample is a row"
     if cut and kind == "axolotl":
         notes.append(
@@ -132,6 +137,26 @@ def _training(found: Recommendation, picked: Picked, pick: str, kind: str, path:
         rows += f", and samples are cut at {forecast.run.max_length} tokens, as the forecast counts them"
     lines = [*head_lines(found, picked, pick), f"Put your data where {DATASET} stands; {rows}.", NOT_SAID]
     return Written(kind=kind, path=path, notes=tuple(notes)), _dumped([*lines, *notes], mapping)
+
+
+def saved(kind: str, found: Recommendation, forecast: Forecast) -> tuple[dict[str, Any], list[str]]:
+    """Fields of the checkpoints that the plan's time and price count, and on an interruptible machine what makes use of
+    them: those asked for, else as often as its forecast proposes."""
+    cuts = None if forecast.whole_run is None else forecast.whole_run.interruptions
+    steps = found.save_steps
+    if cuts is not None and cuts.job.interval_h is not None and forecast.step_time_s is not None:
+        steps = max(round(cuts.job.interval_h * HOUR_S / forecast.step_time_s.value), 1)
+    if steps is None:
+        return {}, []
+    limit = 1 if cuts is not None and found.save_total_limit is None else found.save_total_limit
+    fields: dict[str, Any] = {"save_strategy": "steps", "save_steps": steps}
+    if limit is not None:
+        fields["save_total_limit"] = limit
+    if cuts is None:
+        return fields, []
+    if kind == "axolotl":
+        return fields | {"auto_resume_from_checkpoints": True}, []
+    return fields, ["after an interruption start it with resume_from_checkpoint: true, which the forecast presumes"]
 
 
 def _cuts(run: Run, options: Mapping[str, Any]) -> bool:
@@ -191,7 +216,8 @@ def _task(
         attention=attention_written(forecast.run),
     )
     mapping = TASKS[kind](task)
-    start = f"sky launch {path.name}" if kind == "skypilot" else f"dstack apply -f {path.name}"
+    sky = "sky jobs launch" if picked.candidate.kind == "spot" else "sky launch"  # which starts it anew after a cut
+    start = f"{sky} {path.name}" if kind == "skypilot" else f"dstack apply -f {path.name}"
     lines = [
         *head_lines(found, picked, pick),
         f"Start it in the folder of {config.name}: {start}",

@@ -139,11 +139,12 @@ INTO = {
         "grad_checkpointing", "yes, with activation offloading"
     ),
     r"(use )?reentrant": ("grad_checkpointing", "yes (reentrant)"),
-    r"padding ?free|varlen": ("packed", "packed, or padded to max length"),
+    r"padding ?free|varlen": ("packed", "no, padding-free"),
     r"neat packing|multi ?pack": ("packed", "neat_packing"),
-    r"(use )?group(ed)? by length|(use )?length (grouped|grouping|bucket(ed|ing|s)?)|train sampling strategy": (
-        "packed", "no, group_by_length"
+    r"(use )?group(ed)?( ?by ?length)?|(use )?length (grouped|grouping|bucket(ed|ing|s)?)|train sampling strategy": (
+        "packed", "no, group_by_length, or no"
     ),
+    r"padding( strategy| side)?|padded": ("packed", "no, padded to max length, or padding-free"),
     r"pad to (max length|sequence len)": ("packed", "padded to max length"),
     r"(use )?fp ?8": ("compute_dtype", "FP8 (TE)"),
     r"optim(izer)? (in|fused in) (bwd|backward)": ("optimizer", "AdamW, optimizer_in_bwd"),

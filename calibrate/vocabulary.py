@@ -50,8 +50,9 @@ PADDED, GROUPED, FLAT = (
     "samples laid end to end without padding, of unknown length",
 )
 """Why the speed of samples that are not packed is not read: how rows are made of them, their length being unknown."""
+UNPADDED = r"(?i)\b(not|never|un)[ -]?padded\b"
 DENIED, OFF = r"(?<!\bnot )(?<!\bno )(?<!\bwithout )\b", r"\b(?! (false|no|off|0)\b)"
-SORTED = f"{DENIED}((group(ed)?|bucket(ed|ing)?|sorted) by length|length grouped){OFF}"
+SORTED = f"{DENIED}((group(ed)?|bucket(ed|ing)?|sorted)( by length)?|grouping|length (grouped|sorted)){OFF}"
 PACKS = f"^(yes|true)\\b|{DENIED}pack(ed|ing){OFF}"
 """Words for samples in the order of their lengths, and for packed ones, in a cell that says that they are padded."""
 UNKNOWN_LENGTH = (
@@ -109,7 +110,7 @@ def in_pieces(column: str, text: str, gpus: int = 1) -> Options | None:
     if column == "lora_targets":
         return targets_of(text)
     try:
-        facts = facts_of(column, text)
+        facts = facts_of(column, re.sub(UNPADDED, "no padding", text) if column == "packed" else text)
     except SkipRowError as skip:
         if column == "packed" and PADDED in str(skip):
             _padded(text)

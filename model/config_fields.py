@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from tunecast.catalogs.errors import InputError
 
+KIND = re.compile(r"\w*(attention|sparse|sliding)|mamba|moe|conv|hybrid|dense")
+"""Kinds of layers that transformers 5 knows (``configuration_utils.ALLOWED_LAYER_TYPES`` and their older names)."""
 LAYER_KINDS, DENSE, SPARSE = "mlp_layer_types", "dense", "sparse"
 """Field of a config that lists the feed-forward blocks layer by layer, and their kinds."""
 
@@ -90,4 +93,7 @@ def kinds_by_layer(config: Mapping[str, Any], field: str, num_layers: int, name:
         raise InputError(f"The config {name} has {field}={kinds!r}, but it must be a list of the layers' kinds.")
     if kinds is not None and len(kinds) != num_layers:
         raise InputError(f"The config {name} has {len(kinds)} {field} for {num_layers} layers; they must agree.")
+    if kinds is not None and not all(isinstance(kind, str) and KIND.fullmatch(kind) for kind in kinds):
+        odd = next(kind for kind in kinds if not isinstance(kind, str) or not KIND.fullmatch(kind))
+        raise InputError(f"The config {name} has {odd!r} among its {field}, which is no kind of layer; correct it.")
     return kinds

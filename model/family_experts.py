@@ -107,8 +107,8 @@ class ExpertsRule:
         field, value = next(iter(said.items()), (self.count_field, None))
         if said and value is None:
             raise InputError(f"The config {name} has no number of experts in {field}; give how many.")
-        none = self.may_have_none and value == 0 and not isinstance(value, bool)
-        return 0 if none else positive({field: value}, field, name, self.count)
+        least = whole if self.may_have_none and said else positive
+        return least({field: value}, field, name, self.count)
 
     def shared_width(self, config: Mapping[str, Any], name: str) -> int:
         """Inner width of the shared experts; 0 without any."""

@@ -305,6 +305,7 @@ AS_ASKED: dict[str, dict[str, Any]] = {
     },
     "over 8 bits": {"method": "qlora", "quant_method": "bnb-8bit"},
     "compiled": {"method": "lora", "torch_compile": True},
+    "with checkpoints": {"method": "full", "save_steps": 20},
 }
 
 
@@ -325,6 +326,26 @@ def test_a_written_file_takes_the_time_of_its_plan(kind: str, what: str, tmp_pat
     assert back.step_time_s is not None
     assert back.step_time_s.value == pytest.approx(picked.step_time_s.value, rel=0.01)
     assert back.memory.allocated_bytes.value == pytest.approx(picked.memory.allocated_bytes.value, rel=0.01)
+    assert back.total_time_h is not None
+    assert picked.total_time_h is not None
+    assert back.total_time_h.value == pytest.approx(picked.total_time_h.value, rel=0.01)
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_a_plan_on_an_interruptible_machine_saves_as_often_as_it_is_priced(kind: str, tmp_path: Path) -> None:
+    asked = {"gpu": "a100-sxm4-80gb", "max_gpus": 1, "spot": True, "interruption_rate_per_month": 0.9}
+    plan = recommend("Qwen/Qwen2.5-7B", method="lora", tokens="2B", max_length=1024, stack=kind, **asked)
+    (written,) = write_plan(plan, read_asked_files([f"{kind}={tmp_path / 'run.yaml'}"], "cheapest"), "cheapest")
+    assert plan.cheapest is not None
+    picked = plan.cheapest.forecast
+    assert picked.whole_run is not None
+    assert picked.whole_run.interruptions is not None
+    assert picked.step_time_s is not None
+    found = yaml.safe_load(written.path.read_text())
+    minutes = found["save_steps"] * picked.step_time_s.value / 60
+    assert minutes == pytest.approx(picked.whole_run.interruptions.interval_min, rel=0.01)
+    resumes = found.get("auto_resume_from_checkpoints") or any("resume_from_checkpoint" in n for n in written.notes)
+    assert resumes, "or the price is that of another run"
 
 
 def test_a_written_file_cuts_the_samples_that_the_plan_cuts(tmp_path: Path) -> None:

@@ -126,7 +126,7 @@ def test_a_heading_in_another_form_is_refused_with_a_cell(tmp_path: Path, headin
         ("finetuning_type", "method", "LoRA or QLoRA"),
         ("liger", "framework", "Liger"), ("use_liger_kernel", "framework", "Liger"),
         ("activation_offloading", "grad_checkpointing", "activation offloading"),
-        ("padding_free", "packed", "padded to max length"), ("neat_packing", "packed", "neat_packing"),
+        ("padding_free", "packed", "padding-free"), ("neat_packing", "packed", "neat_packing"),
         ("group_by_length", "packed", "no, group_by_length"),
         ("modules_to_save", "lora_targets", "not read from a table"),
     ],

@@ -26,6 +26,7 @@ from tunecast.model.architectures import (
     architecture_from_row,
     load_architecture,
 )
+from tunecast.model.config_fields import KIND
 from tunecast.model.families import FAMILIES
 from tunecast.model.families_vision import VISION_FAMILIES
 from tunecast.model.litgpt import as_litgpt
@@ -146,6 +147,7 @@ OF_EXPERTS = {"model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"
         ({"model_type": ["llama"]}, "model_type"),
         ({"model_type": "mistral"}, "model_type 'mistral', but its architectures name LlamaForCausalLM, .* 'llama'"),
         ({"layer_types": ["full_attention"]}, "1 layer_types for 32 layers"),
+        ({"layer_types": ["foo"] * 32}, "'foo' among its layer_types"),
         ({"layer_types": "full_attention"}, "a list of the layers' kinds"),
         ({"head_dim": 127}, "heads of 127 values"),
         ({"rope_parameters": "default"}, "rope_parameters='default'.* an object"),
@@ -221,6 +223,11 @@ def test_windows_may_begin_with_the_first_layer() -> None:
 
 
 JUNK: tuple[Any, ...] = ("x", "", [1], ["x"], {}, {"a": 1}, -1, 0, 1, 1.5, True, False, None, math.nan, 10**30)
+
+
+def test_every_kind_of_layer_that_transformers_knows_is_one() -> None:
+    known = pytest.importorskip("transformers.configuration_utils")
+    assert all(KIND.fullmatch(kind) for kind in (*known.ALLOWED_LAYER_TYPES, "attention", "mamba"))
 
 
 @pytest.mark.parametrize("model_type", sorted(FAMILIES))
