@@ -221,6 +221,7 @@ def _task(
     lines = [
         *head_lines(found, picked, pick),
         f"Start it in the folder of {config.name}: {start}",
+        "It measures the card before it trains (tunecast calibrate, some minutes), which the forecast does not count.",
         "TUNECAST is what pip installs: git+https://... of your own clone, unless a package index of yours has it.",
     ]
     return Written(kind=kind, path=path), _dumped(lines, mapping)

@@ -301,6 +301,10 @@ def dimensions_from_config(config: Mapping[str, Any], family: Family, name: str)
 def masks_anyway(config: Mapping[str, Any], family: Family, name: str) -> tuple[int | None, ...]:
     """Windows of the masks that the family's code makes whatever its layers need."""
     if family.masks == "both":
+        if config.get("sliding_window", 0) is None:
+            raise InputError(
+                f"The config {name} has sliding_window null, but its code makes a mask of it; give a number."
+            )
         return None, _positive(config, "sliding_window", name, family.default_window)
     if family.masks == "empty":
         return None, 0

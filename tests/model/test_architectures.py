@@ -158,6 +158,7 @@ OF_EXPERTS = {"model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"
         (OF_EXPERTS | {"num_experts": None}, "no number of experts in num_experts"),
         (OF_EXPERTS | {"num_experts": 64, "num_local_experts": 32}, "num_experts=64 and num_local_experts=32"),
         ({"hidden_act": None}, "hidden_act null"),
+        ({"model_type": "gemma2", "architectures": None, "sliding_window": None}, "sliding_window null"),
     ],
 )
 def test_broken_configs_are_one_sentence(change: dict[str, Any], words: str) -> None:
