@@ -127,8 +127,6 @@ class ExpertsRule:
             kinds = kinds_by_layer(config, LAYER_KINDS, num_layers, name)
             kinds = [DENSE] * self.dense_first + [SPARSE] * num_layers if kinds is None else kinds
             return [kind == SPARSE for kind in kinds[:num_layers]]
-        if self.may_have_none and self.count_of(config, name) == 0:
-            return [False] * num_layers
         first = whole(config, "first_k_dense_replace", name, self.dense_first)
         period = positive(config, "decoder_sparse_step", name, 1)
         dense = config.get("mlp_only_layers") or []

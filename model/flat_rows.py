@@ -29,7 +29,7 @@ import numpy as np
 from tunecast.model.curves import Array
 from tunecast.model.dataset import Dataset
 from tunecast.model.factors import Factor
-from tunecast.model.grouped_rows import group_size, mean_lengths
+from tunecast.model.grouped_rows import group_size, length_in, mean_lengths
 from tunecast.model.row_lengths import LIKELY, Rows, waited_for, whole
 from tunecast.model.run import Run
 from tunecast.model.sample_lengths import POINTS, equal_parts, lengths_at
@@ -107,7 +107,7 @@ def _thinned(found: Dataset, size_bytes: float, most: int) -> tuple[float, ...]:
 def sorted_lengths(lengths: tuple[float, ...], batch: int, copies: int, group: int) -> Array:
     """`flat_lengths` of samples that are sorted by length, so many together."""
     each = np.sort(np.asarray(lengths, dtype=float))
-    return mean_lengths(batch, copies, group, lambda at: each[(at * len(each)).astype(int)], LIKELY)
+    return mean_lengths(batch, copies, group, length_in(each), LIKELY)
 
 
 def _rows(

@@ -44,20 +44,33 @@ def first_lengths(width: int, group: int, length_at: Callable[[Array], Array], p
     """(parts,) means of equally likely parts of the lengths of the longest of `width` consecutive samples, the shortest
     first, over the ways in which these meet the ends of groups; `length_at` gives the length at a probability. `width`
     is at most `group`."""
-    period = group // math.gcd(width, group)  # micro-steps until the ends meet again
-    start = np.arange(min(period, MICRO_STEPS)) * width % group
+    start = _starts(width, group, MICRO_STEPS)
     rank = np.where(start + width > group, group, group - start)
-    found = np.sort(np.asarray(length_at((rank - 0.5) / group), dtype=float))
-    return equal_parts(found, np.arange(len(found) + 1) / len(found), parts)
+    return _likely(length_at((rank - 0.5) / group), parts)
 
 
 def mean_lengths(batch: int, copies: int, group: int, length_at: Callable[[Array], Array], parts: int) -> Array:
     """(parts,) means of equally likely parts of the tokens a sample of the largest of `copies` consecutive
     micro-batches of `batch` samples, as samples laid end to end have them (`flat_rows`); else as `first_lengths`."""
     width = batch * copies
-    period = group // math.gcd(width, group)
-    start = np.arange(min(period, MICRO_STEPS, max(MOST_PLACES // width, 1))) * width % group
+    start = _starts(width, group, min(MICRO_STEPS, max(MOST_PLACES // width, 1)))
     place = (start[:, None] + np.arange(width)) % group
     each = np.asarray(length_at((group - place - 0.5) / group), dtype=float)
-    found = np.sort(each.reshape(len(start), copies, batch).mean(axis=2).max(axis=1))
+    return _likely(each.reshape(len(start), copies, batch).mean(axis=2).max(axis=1), parts)
+
+
+def length_in(each: Array) -> Callable[[Array], Array]:
+    """The length at a probability, of equally likely lengths that are sorted."""
+    return lambda at: each[(at * len(each)).astype(int)]
+
+
+def _starts(width: int, group: int, most: int) -> Array:
+    """Where in its group each micro-step of `width` samples begins, until the ends meet again; `most` of them."""
+    period = group // math.gcd(width, group)
+    return np.asarray(np.arange(min(period, most)) * width % group)
+
+
+def _likely(lengths: Array, parts: int) -> Array:
+    """(parts,) means of equally likely parts of equally likely lengths, the shortest first."""
+    found = np.sort(np.asarray(lengths, dtype=float))
     return equal_parts(found, np.arange(len(found) + 1) / len(found), parts)

@@ -33,7 +33,7 @@ from tunecast.model.counts import parse_count
 from tunecast.model.dataset import Dataset, bytes_per_token, kept, read_dataset
 from tunecast.model.factors import Factor
 from tunecast.model.flat_rows import flat_of_file, flat_of_mean
-from tunecast.model.grouped_rows import first_lengths, group_size
+from tunecast.model.grouped_rows import first_lengths, group_size, length_in
 from tunecast.model.kept_samples import HELD_OUT, HELD_ROWS, MOST_SAMPLES, joins_samples, long_samples
 from tunecast.model.read_numbers import as_number
 from tunecast.model.resolve import ASSUMED
@@ -337,7 +337,7 @@ def _likely_of_file(each: Array, batch: int, group: int | None) -> Array:
     """(`LIKELY`,) equally likely lengths of the longest of `batch` samples of these lengths, which are sorted."""
     if group is None or batch >= group:
         return likely_longest(each, batch)
-    return first_lengths(batch, group, lambda at: each[(at * len(each)).astype(int)], LIKELY)
+    return first_lengths(batch, group, length_in(each), LIKELY)
 
 
 def held_run(run: Run, options: Mapping[str, Any]) -> Run:

@@ -115,6 +115,13 @@ def checkpointing_kwargs(run: Run) -> Mapped | None:
     return {"use_reentrant": run.reentrant} if run.gradient_checkpointing else None
 
 
+def base_fields(run: Run, four_bit: Mapped, eight_bit: Mapped) -> Mapped:
+    """How the base is stored; nothing where it is not quantized."""
+    if run.method != "qlora":
+        return {}
+    return eight_bit if run.base_quantization == EIGHT_BITS else four_bit
+
+
 def trl_file(architecture: Architecture, run: Run, steps: int) -> Mapped:
     """``trl sft --config FILE``."""
     adapters = {
@@ -131,7 +138,7 @@ def trl_file(architecture: Architecture, run: Run, steps: int) -> Mapped:
         "bnb_4bit_quant_type": run.bnb_4bit_quant_type,
         "use_bnb_nested_quant": run.double_quant,
     }
-    base = {"load_in_8bit": True} if run.base_quantization == EIGHT_BITS else four_bit
+    base = base_fields(run, four_bit, {"load_in_8bit": True})
     spread = {
         "accelerate_config": TRL_PRESETS.get(run.sharding),
         "num_processes": run.num_gpus,
@@ -144,7 +151,7 @@ def trl_file(architecture: Architecture, run: Run, steps: int) -> Mapped:
             "dataset_name": DATASET,
             "output_dir": OUTPUT,
             **(adapters if run.has_adapters else {}),
-            **(base if run.method == "qlora" else {}),
+            **base,
             "bf16": trainer_precision(run) == "bf16-autocast",
             "fp16": trainer_precision(run) == "fp16-autocast" or None,
             "max_length": run.max_length,
@@ -212,7 +219,7 @@ def axolotl_file(architecture: Architecture, run: Run, steps: int) -> Mapped:
         },
         "quantize_moe_experts": run.quantize_moe_experts or None,
     }
-    base = {"load_in_8bit": True} if run.base_quantization == EIGHT_BITS else four_bit
+    base = base_fields(run, four_bit, {"load_in_8bit": True})
     sharded = {"fsdp_version": 2, "fsdp_config": {"reshard_after_forward": True, "offload_params": False}}
     spread = sharded if run.sharding == "fsdp" else {"deepspeed": deepspeed(run)} if "zero" in run.sharding else {}
     return without_empty(
@@ -221,7 +228,7 @@ def axolotl_file(architecture: Architecture, run: Run, steps: int) -> Mapped:
             "datasets": [{"path": DATASET, "type": "completion"}],
             "output_dir": OUTPUT,
             **(adapters if run.has_adapters else {}),
-            **(base if run.method == "qlora" else {}),
+            **base,
             "bf16": {"bf16-autocast": True, "bf16": "full"}.get(trainer_precision(run), False),
             "fp16": trainer_precision(run) == "fp16-autocast" or None,
             "sequence_len": run.max_length,
@@ -259,7 +266,7 @@ def llama_factory_file(architecture: Architecture, run: Run, steps: int) -> Mapp
         "quantization_type": run.bnb_4bit_quant_type,
         "double_quantization": run.double_quant,
     }
-    base = {"quantization_bit": 8, "quantization_method": "bnb"} if run.base_quantization == EIGHT_BITS else four_bit
+    base = base_fields(run, four_bit, {"quantization_bit": 8, "quantization_method": "bnb"})
     sharded = {"fsdp": "full_shard auto_wrap"}
     spread = sharded if run.sharding == "fsdp" else {"deepspeed": deepspeed(run)} if "zero" in run.sharding else {}
     return without_empty(
@@ -272,7 +279,7 @@ def llama_factory_file(architecture: Architecture, run: Run, steps: int) -> Mapp
             "template": "default",
             "output_dir": OUTPUT,
             **(adapters if run.has_adapters else {}),
-            **(base if run.method == "qlora" else {}),
+            **base,
             "pure_bf16": True if trainer_precision(run) == "bf16" else None,
             "bf16": True if trainer_precision(run) == "bf16-autocast" else None,
             "fp16": True if trainer_precision(run) == "fp16-autocast" else None,
