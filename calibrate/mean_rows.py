@@ -2,7 +2,8 @@
 
 Their speed is compared in samples: what a sample takes follows from the mean, while tokens/s may or may not count the
 padding. A step is timed at the rows that micro-batches are padded to (`rows`), by lengths as a forecast with
-``--mean-tokens`` takes them, and its interval reaches as far as lengths may be more or less alike than that.
+``--mean-tokens`` takes them, and its interval reaches as far as lengths may be more or less alike than that. Samples
+that lie end to end have no padding (`flat_cells`).
 """
 
 from __future__ import annotations
@@ -11,10 +12,13 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+from tunecast.calibrate.flat_cells import flat_by_default, flat_run, options_of, unevenness_ends
 from tunecast.calibrate.published import PublishedRun
 from tunecast.calibrate.row_cells import samples_that_fill
+from tunecast.calibrate.row_faults import in_columns
 from tunecast.calibrate.run_table import AGREE, SPEED_COLUMNS, SkipRowError, number
-from tunecast.calibrate.vocabulary import FLAT, GROUPED, PADDED
+from tunecast.calibrate.vocabulary import FLAT, FLAT_GROUPED, GROUPED, PADDED
+from tunecast.catalogs.errors import TunecastError
 from tunecast.model.row_lengths import Rows
 from tunecast.model.row_times import stretched
 from tunecast.model.rows import WHOLE_RUN_ENDS, likely_runs, multiple_of, timed_run, unpacked_rows
@@ -58,7 +62,8 @@ def padded_run(run: Run, mean: float) -> Run:
 
 def rows_of(run: Run, mean: float, *, grouped: bool = False) -> Rows:
     """Rows of the run's micro-batches of samples of this mean length, which may be in the order of their lengths."""
-    rows = unpacked_rows(run, {COLUMN: mean, "packing": False, "group_by_length": grouped})
+    flat = options_of(mean, run) if run.samples_unevenness is not None else {}
+    rows = unpacked_rows(run, {COLUMN: mean, "packing": False, "group_by_length": grouped, **flat})
     assert rows is not None, "samples that are said not to be packed have rows"
     return rows
 
@@ -68,7 +73,11 @@ def note_of(rows: Rows) -> str:
     waited = (
         f"; a copy's own rows have {rows.own_length}, which tokens/s count" if rows.own_length < rows.length else ""
     )
-    return f"timed at {rows.length} tokens a row{waited}: {rows.how.replace(WHOLE_RUN_ENDS, 'the interval goes')}."
+    of, memory = "row", ""
+    if rows.flat:
+        of, memory = "sample", f"; memory at {rows.peak}, those of the largest micro-batch of {rows.micro_batches:,}"
+    how = rows.how.replace(WHOLE_RUN_ENDS, "the interval goes")
+    return f"timed at {rows.length} tokens a {of}{waited}: {how}{memory}."
 
 
 def timed(step_of: Callable[[Run], StepTime], run: Run, rows: Rows) -> StepTime:
@@ -80,6 +89,9 @@ def timed(step_of: Callable[[Run], StepTime], run: Run, rows: Rows) -> StepTime:
     mean, likely = step_of(timed_run(run, rows)), likely_runs(run, rows)
     each_s = {asked: seconds(asked) for asked in {*likely}}
     found = stretched(mean, sum(each_s[asked] for asked in likely) / len(likely) / mean.step_time_s.value)
+    if rows.flat:
+        ends = unevenness_ends(timed_run(run, rows), rows.mean_tokens)
+        found = found.unsure_between(*(seconds(asked) for asked in ends))
     if rows.shortest is None or rows.longest is None or rows.shortest == rows.longest:
         return found
     short_s, long_s = (seconds(replace(run, max_length=length)) for length in (rows.shortest, rows.longest))
@@ -94,32 +106,40 @@ def in_samples(
 
     The speed is read as that of samples of equal lengths, so that it is checked like any other.
     """
-    unpacked, grouped = "packed" not in row or (run is None and is_padded(reason)), GROUPED in reason
+    unpacked = "packed" not in row or (run is None and is_padded(reason))
+    laid = FLAT in reason or FLAT_GROUPED in reason
     try:
-        if FLAT in reason:
-            raise SkipRowError(
-                f"packed {row['packed']!r}: speeds of samples laid end to end are not built for tables yet"
-            )
-        if not unpacked:
+        if not (unpacked or laid):
             return (None, reason) if run is None else (_beside_packed(row, run), reason)
         left_out = ("packed", *SPEED_COLUMNS, "total_time_h")
         found, other = read({name: text for name, text in row.items() if name not in left_out})
         mean = None if found is None else mean_of(row, found.run)
         if found is None or mean is None:
             return (run, reason) if found is not None else (None, other)
-        asked = padded_run(found.run, mean)
-        rows = rows_of(asked, mean, grouped=grouped)
+        return _of_samples(row, found, mean, read, flat=laid or flat_by_default(row, found, mean), reason=reason)
     except SkipRowError as skip:
         return None, str(skip)
+    except TunecastError as error:
+        return None, in_columns(str(error), row)
+
+
+def _of_samples(
+    row: Mapping[str, str], found: PublishedRun, mean: float, read: Read, *, flat: bool, reason: str
+) -> tuple[PublishedRun | None, str]:
+    """The run that a row told without its speed (`found`) with it, in rows that its samples make."""
+    grouped = GROUPED in reason or FLAT_GROUPED in reason
+    asked = flat_run(found, mean) if flat else padded_run(found.run, mean)
+    rows = rows_of(asked, mean, grouped=grouped)
     length = _read_length(asked, rows)
     of_rows, other = read(_as_rows(row, asked, length))
     if of_rows is None:
         return None, other
+    told = any(row.get(name) for name in IN_TOKENS)
     if of_rows.tokens_per_s is None:
-        told = any(row.get(name) for name in IN_TOKENS) or _total_in_tokens(row)
-        return replace(found, run=asked), IN_SAMPLES if told else of_rows.why_no_speed or "no speed is stated"
+        in_tokens = not flat and (told or _total_in_tokens(row))
+        return replace(found, run=asked), IN_SAMPLES if in_tokens else of_rows.why_no_speed or "no speed is stated"
     samples_per_s = of_rows.tokens_per_s / length
-    if why := _beyond_samples(row, asked, mean, samples_per_s):
+    if why := "" if flat else _beyond_samples(row, asked, mean, samples_per_s):
         return None, why
     return (
         replace(
@@ -127,7 +147,7 @@ def in_samples(
             run=asked,
             mean_tokens=mean,
             grouped=grouped,
-            tokens_per_s=samples_per_s * rows.own_length,
+            tokens_per_s=of_rows.tokens_per_s if flat and told else samples_per_s * rows.own_length,
             whole_time=of_rows.whole_time,
             reading_notes=(*found.reading_notes, note_of(rows)),
             stated=found.stated | {COLUMN},
@@ -139,13 +159,15 @@ def in_samples(
 def _read_length(run: Run, rows: Rows) -> int:
     """Tokens of the shortest rows that samples of the stated mean can have: no speed is above what a card can do for
     padding that is only assumed. A multiple of the GPUs that share a row's tokens."""
-    least = rows.own_length if rows.shortest is None else min(rows.shortest, rows.own_length)
+    ends = () if rows.flat or rows.shortest is None else (rows.shortest,)
+    least: int = min((rows.own_length, *ends))
     return math.ceil(least / (run.tp * run.cp)) * run.tp * run.cp
 
 
 def _as_rows(row: Mapping[str, str], run: Run, length: int) -> dict[str, str]:
     """The cells of the same speed of samples of so many tokens, without what may or may not count padding."""
-    left_out = (*IN_TOKENS, "global_batch", *(("total_time_h",) if _total_in_tokens(row) else ()))
+    in_tokens = (*IN_TOKENS, *(("total_time_h",) if _total_in_tokens(row) else ()))
+    left_out = ("global_batch", *(() if run.samples_unevenness is not None else in_tokens))
     cells = {name: text for name, text in row.items() if name not in left_out}
     steps = str(run.gradient_accumulation_steps)
     return {**cells, "packed": FILLED, "seq_len": str(length), "grad_accum": steps}
@@ -172,7 +194,8 @@ def _beyond_samples(row: Mapping[str, str], run: Run, mean: float, samples_per_s
 
 
 def _beside_packed(row: Mapping[str, str], run: PublishedRun) -> PublishedRun:
-    """The run of a row whose samples fill their length or are packed, with a note that their mean is not read.
+    """The run of a row whose samples fill their length or are packed, with a note that their mean is not read where
+    attention does not keep them apart.
 
     Raises SkipRowError for a mean that is no number, and for one that is not the length that all are said to have.
     """
@@ -184,6 +207,8 @@ def _beside_packed(row: Mapping[str, str], run: PublishedRun) -> PublishedRun:
             f"{COLUMN} {row[COLUMN]!r} contradicts packed {row.get('packed', '')!r}, by which every sample has the "
             f"{run.run.max_length} tokens of seq_len: write packed no where samples are shorter"
         )
+    if run.run.attention_length is not None:
+        return replace(run, stated=run.stated | {COLUMN})
     told = f"{COLUMN} is not read, since samples fill rows or are packed."
     return replace(run, reading_notes=(*run.reading_notes, told))
 

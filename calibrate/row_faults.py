@@ -64,7 +64,8 @@ REPAIRABLE = re.compile(
 SPLIT = "; "
 OTHER_RUN = re.compile(
     r"[:;,] (?:use|type) "
-    r"(?:--tp 1(?: with --sharding fsdp)?(?:, or --method lora)?|--gradient-checkpointing in its place)"
+    r"(?:--no-padding-free, or leave --attention-length out"
+    r"|--tp 1(?: with --sharding fsdp)?(?:, or --method lora)?|--gradient-checkpointing in its place)"
 )
 """Advice on the command line that would have another run than the row's forecast."""
 Row = Mapping[str, str]
@@ -103,9 +104,23 @@ def _gptq_in_another(found: re.Match[str], row: Row) -> str:
     return f"{said}: the kernels that train a GPTQ base multiply in fp16; write fp16 mixed if they did"
 
 
+def _across_samples(found: re.Match[str], row: Row) -> str:
+    stated = (
+        f"attention_impl {row['attention_impl']!r}" if row.get("attention_impl") else f"{found['kernel']} attention"
+    )
+    laid = f"samples that lie end to end (packed {row.get('packed', '')!r})"
+    return f"{stated} does not keep {laid} apart: write the flash kernel that did, or what else kept them apart"
+
+
+def _apart_unbuilt(found: re.Match[str], row: Row) -> str:
+    return f"packed {row.get('packed', '')!r}: attention inside samples with {found['what']} is not built yet"
+
+
 IN_CELLS: tuple[tuple[re.Pattern[str], Callable[[re.Match[str], Row], str]], ...] = (
     (re.compile(r"The experts of (?P<model>\S+) as transformers before 5 ran them are not built"), _of_old_code),
     (re.compile(r"Flash kernels take 16-bit numbers, but --precision is fp32"), _flash_in_fp32),
+    (re.compile(r"--attn-implementation (?P<kernel>\S+) masks whole rows"), _across_samples),
+    (re.compile(r"Attention inside documents \(.*\) with (?P<what>.*) is not built yet"), _apart_unbuilt),
     (re.compile(r"train a GPTQ base multiply in fp16, but --precision is (?P<precision>\S+);"), _gptq_in_another),
 )
 """Refusals whose advice is about options that a table does not have, and what they mean in cells."""

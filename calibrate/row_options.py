@@ -24,6 +24,7 @@ from tunecast.calibrate.vocabulary import (
     with_numbers,
 )
 from tunecast.model.architecture import Architecture
+from tunecast.model.documents import reach_of_mean
 from tunecast.model.resolve_fused import why_not_fused
 from tunecast.model.resolve_parallel import FSDP
 from tunecast.model.stacks import PLAIN, ours
@@ -74,7 +75,7 @@ def options_of(
     options["max_length"] = whole(row, "seq_len")
     if options.pop("filled_length", options["max_length"]) != options["max_length"]:
         raise SkipRowError(f"seq_len {row['seq_len']!r} and packed {row['packed']!r} contradict each other")
-    _as_documents_may_be(options)
+    _as_documents_may_be(options, row, notes)
     options["per_device_train_batch_size"] = whole(row, "micro_batch")
     copies = options["num_gpus"] // math.prod(int(options.get(way, 1)) for way in ("tp", "pp", "cp"))
     options["gradient_accumulation_steps"] = micro_batches(row, options["max_length"], max(copies, 1), notes)
@@ -93,11 +94,21 @@ def options_of(
     return options
 
 
-def _as_documents_may_be(options: dict[str, Any]) -> None:
-    """How far attention reaches in packed samples that it keeps apart, where nothing says how long they are: between
-    hardly any attention and that of a whole row."""
-    if options.get("attention_length") == HALF:
-        options["attention_length"] = max(options["max_length"] // 2, 1)
+def _as_documents_may_be(options: dict[str, Any], row: dict[str, str], notes: list[str]) -> None:
+    """How far attention reaches in packed samples that it keeps apart: by the mean length that the row states; where
+    nothing says how long they are, between hardly any attention and that of a whole row."""
+    if options.get("attention_length") is None:
+        return
+    mean, length = number(row, "mean_tokens"), int(options["max_length"])
+    if mean is not None and mean >= 1.0:
+        options["attention_length"] = max(round(reach_of_mean(min(mean, length), length)), 1)
+        notes[:] = [note for note in notes if not note.startswith("attention_length is not stated")]
+        notes.append(
+            f"attention spans {options['attention_length']} tokens of a packed row: of its samples the mean of "
+            f"{mean:g} tokens is stated, and their lengths are assumed to be exponential."
+        )
+    elif options["attention_length"] == HALF:
+        options["attention_length"] = max(length // 2, 1)
 
 
 def _as_copies_are(options: dict[str, Any], row: dict[str, str], software: Software, notes: list[str]) -> None:

@@ -236,7 +236,8 @@ def predict(run: PublishedRun, priors: Priors) -> Prediction:
     step = step_of(run.run) if rows is None else timed(step_of, run.run, rows)
     counted = run.run if rows is None else own_run(run.run, rows)
     target = Target(id=gpu.id, gpu=gpu, usable_bytes=gpu.usable_bytes, peaks=gpu.peaks)
-    view = memory_view(run.architecture, run.run, target, factors)
+    largest = run.run if rows is None or rows.peak is None else replace(run.run, max_length=rows.peak)
+    view = memory_view(run.architecture, largest, target, factors)
     return Prediction(
         step=step,
         tokens_per_s=step.step_time_s.inverse(counted.tokens_per_step),

@@ -44,10 +44,11 @@ FIELDS = {
 ALONE = ("-", "\u2013", "\u2014", "n/a", "na", "none", "no", "1")
 """What tables write of the parallelism of one GPU."""
 DASHES = "[-\u2013\u2014\u2212]+"
-PADDED, GROUPED, FLAT = (
+PADDED, GROUPED, FLAT, FLAT_GROUPED = (
     "padded samples of unknown length",
     "padded samples in the order of their lengths, of unknown length",
     "samples laid end to end without padding, of unknown length",
+    "samples laid end to end in the order of their lengths, of unknown length",
 )
 """Why the speed of samples that are not packed is not read: how rows are made of them, their length being unknown."""
 UNPADDED = r"(?i)\b(not|never|un)[ -]?padded\b"
@@ -172,7 +173,8 @@ def _padded(text: str) -> None:
 def _unfilled(text: str, facts: Mapping[str, Any]) -> NoReturn:
     """Why samples that neither fill their length nor are packed have no speed: by what their rows are made of."""
     if facts.get("flattened"):
-        raise SkipRowError(f"packed {text!r}: {FLAT}: no speed can be compared")
+        how = FLAT_GROUPED if facts.get("grouped") else FLAT
+        raise SkipRowError(f"packed {text!r}: {how}: write their mean length into mean_tokens")
     if facts.get("unpadded"):
         raise SkipRowError(
             f"packed {text!r}: samples without padding are packed, or laid end to end: write yes, or padding-free"

@@ -168,7 +168,7 @@ def flat_by_stack(architecture: Architecture, options: Mapping[str, Any]) -> tup
     fact = load_stacks().get(name, {}).get("flat_rows")
     if fact is None or architecture.model_type in fact["not"] or has_linear_attention(architecture):
         return {}, ()
-    version = asked_versions(name, options.get("stack_version")).get(name, "").lstrip("<>=").partition(",")[0]
+    version = asked_versions(name, options.get("stack_version")).get(name, "").rpartition(",")[2].lstrip("<>=")
     if version and not in_range(version, fact["versions"]):
         return {}, ()
     if options.get("packing") and options.get("padding_free") is None and says_lengths(options):

@@ -12,6 +12,7 @@ from tunecast.model.attention_blocks import needs_mask, reaches_window
 from tunecast.model.litgpt import is_litgpt
 from tunecast.model.primitives_heavy import WIDEST_FLASH
 from tunecast.model.read_numbers import whole_number
+from tunecast.model.resolve_delta import check_apart as check_state_apart
 from tunecast.model.resolve_parallel import Fields
 from tunecast.model.run import Run
 from tunecast.model.stacks import FLASH_ATTENTION, ignores_padding, keeps_samples_apart
@@ -208,6 +209,13 @@ def take_documents(fields: Fields, architecture: Architecture) -> None:
             f"--attention-length {length} is beyond --max-length {values['max_length']}, the row that documents are "
             "packed into; lower it, or leave it out."
         )
+    check_apart(architecture, values)
+
+
+def check_apart(architecture: Architecture, values: Mapping[str, Any]) -> None:
+    """Raise InputError or NotSupportedError for run fields with which attention does not end where a document or a
+    sample of a row does, or is not built to."""
+    check_state_apart(architecture)
     own = keeps_samples_apart(values["stack"]) and values["attn_implementation"] != "eager"
     fused = "attention" in values["fused_kernels"] or own
     if not values["attn_implementation"].startswith("flash") and not fused:

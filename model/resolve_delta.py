@@ -70,14 +70,20 @@ def check_unproven(fields: Fields, whose: str, unproven: Mapping[str, str]) -> N
         raise NotSupportedError(f"{flag} with {whose} is not built; {instead}.")
 
 
+def check_apart(architecture: Architecture) -> None:
+    """Raise InputError where a state passes from token to token, also where a document of a row ends."""
+    if not has_linear_attention(architecture):
+        return
+    name = architecture.name
+    raise InputError(
+        f"transformers keeps packed documents apart in the linear attention of {name} with {PACKAGES} only, which "
+        "is not built for them; type --no-padding-free, or leave --attention-length out."
+    )
+
+
 def check_linear_attention(fields: Fields, name: str) -> None:
     """What only packages do; raises InputError where they are missing or do not take what they are given."""
     values = fields.values
-    if values.get("attention_length") is not None or values.get("samples_unevenness") is not None:
-        raise InputError(
-            f"transformers keeps packed documents apart in the linear attention of {name} with {PACKAGES} only, which "
-            "is not built for them; type --no-padding-free, or leave --attention-length out."
-        )
     if FLA in values["fused_kernels"] and values["precision"] == "fp32":
         raise InputError(
             f"Kernels of {PACKAGES} take 16-bit numbers, but --precision is fp32; type --fused-kernels none, or "

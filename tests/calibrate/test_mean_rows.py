@@ -26,6 +26,7 @@ SAME: dict[str, Any] = {
 
 
 FILLED = "samples fill seq_len"
+FLAT = {"packed": "padding-free", "attention_impl": "flash_attention_2"}
 PLAIN = {"step_time_s": "", "total_time_h": "", "total_tokens_or_steps": ""}
 
 
@@ -98,8 +99,16 @@ def test_the_interval_reaches_as_far_as_lengths_may_be_unlike() -> None:
         ({"packed": "yes and no"}, "packed 'yes and no' contradicts itself"),
         ({"packed": "not packed, packed 95%"}, "contradicts itself"),
         ({"packed": "no padding"}, "packed, or laid end to end"),
-        ({"packed": "padding_free"}, "samples laid end to end are not built for tables yet"),
-        ({"packed": "no (DataCollatorWithFlattening)"}, "samples laid end to end are not built for tables yet"),
+        ({"packed": "padding_free"}, "attention_impl 'sdpa' does not keep samples that lie end to end"),
+        ({"packed": "no (DataCollatorWithFlattening)", "attention_impl": ""}, "sdpa attention does not keep samples"),
+        ({**FLAT, "mean_tokens": ""}, "of unknown length: write their mean length into mean_tokens"),
+        ({**FLAT, "tokens_per_s": "9000"}, "tokens_per_s '9000' and samples_per_s '5.1' contradict each other"),
+        ({**FLAT, "mean_tokens": "5000"}, "mean_tokens '5000' is above seq_len 4096"),
+        ({**FLAT, "gpus": "4", "parallelism": "fsdp + cp 2"}, "with context parallelism is not built yet"),
+        (
+            {**FLAT, "model": "Qwen/Qwen3.5-9B", "attention_impl": "flash_attention_2, no fla"},
+            "linear attention of Qwen",
+        ),
     ],
 )
 def test_what_is_not_compared_says_why(cells: dict[str, str], said: str) -> None:
@@ -232,3 +241,74 @@ def test_rows_in_the_order_of_their_lengths_are_shorter() -> None:
     assert each[1].prediction is not None
     assert each[1].prediction.step.step_time_s.value < 0.8 * each[0].prediction.step.step_time_s.value
     assert each[1].prediction.tokens_per_s.value == pytest.approx(told.tokens_per_s.value, rel=0.005)
+
+
+@pytest.mark.parametrize(
+    ("cells", "same"),
+    [
+        ({}, {}),
+        ({"mean_tokens": "1500", "gpus": "8", "parallelism": "zero3"}, {"mean_tokens": 1500, "num_gpus": 8}),
+        ({"packed": "padding-free, grouped by length", "gpus": "4", "parallelism": "ddp"}, {"num_gpus": 4}),
+        ({"micro_batch": "1", "seq_len": "600"}, {"per_device_train_batch_size": 1, "max_length": 600}),
+    ],
+)
+def test_samples_that_lie_end_to_end_are_forecast_as_an_estimate_does(
+    cells: dict[str, str], same: dict[str, Any]
+) -> None:
+    peak = {"peak_mem_gib": "40", "reserved_or_allocated": "allocated"}
+    judged = judge(read(**{**FLAT, **peak, **cells}), lambda _: load_priors())
+    assert judged.prediction is not None
+    asked = {**SAME, "padding_free": True, "attn_implementation": "flash_attention_2", "num_samples": None, **same}
+    asked |= {"sharding": cells["parallelism"]} if "parallelism" in cells else {}
+    asked |= {"group_by_length": True} if "grouped" in cells.get("packed", "") else {}
+    (told,) = tunecast.estimate("meta-llama/Llama-3.1-8B", **asked)
+    assert judged.prediction.step.step_time_s.value == pytest.approx(told.step_time_s.value, rel=0.005)
+    assert judged.prediction.step.step_time_s.high == pytest.approx(told.step_time_s.high, rel=0.01)
+    assert judged.prediction.tokens_per_s.value == pytest.approx(told.tokens_per_s.value, rel=0.005)
+    assert judged.prediction.memory.allocated_bytes.value == pytest.approx(told.memory.allocated_bytes.value, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    "speed",
+    [
+        {"tokens_per_s": "3060"},
+        {"step_time_s": str(16 / 5.1)},
+        {"total_time_h": "1", "total_tokens_or_steps": "11.016M tokens"},
+    ],
+)
+def test_without_padding_tokens_and_samples_say_the_same(speed: dict[str, str]) -> None:
+    by_samples, other = read(**FLAT), read(**{**FLAT, "samples_per_s": "", **speed})
+    assert by_samples.run is not None
+    assert other.run is not None, other.reason
+    assert other.run.tokens_per_s == pytest.approx(by_samples.run.tokens_per_s)
+    assert by_samples.run.tokens_per_s == pytest.approx(5.1 * 600)
+
+
+def test_software_that_lays_samples_end_to_end_unless_told_is_read_so() -> None:
+    """Unsloth since 2025.12.5; a cell that says that samples are padded is told."""
+    uneven = {
+        packed: getattr(read(packed=packed, framework=framework).run, "run", None)
+        for packed, framework in (
+            ("no", "Unsloth 2026.3.4"),
+            ("no ", "Unsloth 2025.9.1"),
+            ("no, padded to the longest of the batch", "Unsloth 2026.3.4"),
+        )
+    }
+    laid, *padded = uneven.values()
+    assert laid is not None
+    assert laid.samples_unevenness is not None
+    assert [run is not None and run.samples_unevenness for run in padded] == [None, None]
+
+
+def test_a_mean_tells_how_far_attention_reaches_in_packed_rows_that_keep_samples_apart() -> None:
+    cells = {"framework": "ms-swift 3.0", "kind": "sft", "attention_impl": "flash_attention_2", "packed": "yes"}
+    spans = {}
+    for mean in ("", "600", "4096"):
+        run = read(**cells, mean_tokens=mean, samples_per_s="", tokens_per_s="6000").run
+        assert run is not None
+        spans[mean] = run.run.attention_length
+    (told,) = tunecast.estimate(
+        "meta-llama/Llama-3.1-8B",
+        **{**SAME, "packing": True, "padding_free": True, "attn_implementation": "flash_attention_2"},
+    )
+    assert spans == {"": 2048, "600": told.run.attention_length, "4096": 4096}
