@@ -9,7 +9,7 @@ from tunecast.catalogs.prices import AGE_NOTE
 from tunecast.forecast_table import of_this, price_ages, span
 from tunecast.model.fits import chance_said
 from tunecast.model.prior_effects import NO_VENDOR
-from tunecast.model.recommend import hours
+from tunecast.model.recommend import budget_words, hours
 from tunecast.recommendation import Picked
 from tunecast.run_line import checkpointing_word, field_words, sharding_words
 from tunecast.tables import dollars, duration, keep_whole, plain_table
@@ -70,7 +70,7 @@ def chance_lines(found: Recommendation) -> Iterable[str]:
     """How likely the named plans keep a deadline and a budget, which they are ranked for by their values alone."""
     for limit, keeps in (
         (f"the deadline of {hours(found.limits.deadline_h)}" if found.limits.deadline_h else "", Picked.keeps_deadline),
-        (f"${found.limits.budget_usd:,.2f}" if found.limits.budget_usd else "", Picked.keeps_budget),
+        (budget_words(found.limits) if found.limits.budget_usd else "", Picked.keeps_budget),
     ):
         chances = [(picked, keeps(picked, found.limits)) for picked in named_picks(found) if limit]
         names = ((marks(found, picked).replace("\n", " and "), chance) for picked, chance in chances)

@@ -7,10 +7,13 @@ record, then train. Formats: SkyPilot ``sky/utils/schemas.py`` (`get_task_schema
 
 from __future__ import annotations
 
+import hashlib
 import math
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from getpass import getuser
 from typing import TYPE_CHECKING, Any
 
 from tunecast.catalogs.errors import NotSupportedError
@@ -44,9 +47,12 @@ FORM_FACTORS = ("pcie", "sxm", "sxm2", "sxm4", "sxm5")
 ENVIRONMENT_GB = 60
 """Image, packages and caches beside the weights: a torch environment with CUDA libraries takes 15 to 20 GB; thrice
 that, since a full disk ends a run."""
-COPIES = 2
-"""The published weights on the disk, and as much again for checkpoints and the result."""
+CHECKPOINTS = "/checkpoints"
+"""Where a bucket is mounted that outlives the machine."""
 NAME_LENGTH = 40
+LAST = "last=$(ls -d out/checkpoint-* 2>/dev/null | sort -V | tail -n 1)"
+"""The newest checkpoint, which TRL has to be told; the others find it by themselves."""
+RESUMED = {"trl": " ${last:+--resume_from_checkpoint $last}"}
 TRAINERS = {
     "trl": ("'trl[peft]' bitsandbytes", "trl sft --config {file}"),
     "axolotl": ("axolotl", "axolotl train {file}"),
@@ -75,6 +81,26 @@ class Task:
     """The plan's, told to the forecast where it counts on such packages, since no training file does."""
     attention: str = ""
     """The implementation of attention, which may need a package of its own that no trainer brings."""
+    plan: str = ""
+    """What is trained and for how long, which another training differs in."""
+    saved_bytes: float = 0.0
+    """Checkpoints that are on the disk at once, and the result."""
+
+    @property
+    def interruptible(self) -> bool:
+        """Whether the machine may be taken away, so that its checkpoints have to outlive it."""
+        return self.candidate.kind == "spot"
+
+    @property
+    def unsaid_provider(self) -> str:
+        """The provider whose price the plan has, where SkyPilot does not know it."""
+        provider = str(self.candidate.price.offer.get("provider") or "")
+        return "" if provider in SKYPILOT_CLOUDS else provider
+
+    @property
+    def most_usd_per_h(self) -> float:
+        """What the machine may cost, a tenth above the plan's price."""
+        return round(1.1 * self.candidate.price.usd_per_h, 2)
 
     @property
     def name(self) -> str:
@@ -83,9 +109,16 @@ class Task:
         return words[:NAME_LENGTH].strip("-")
 
     @property
+    def bucket(self) -> str:
+        """A name that nobody else has, for buckets' names are global, nor another training in this folder, whose
+        checkpoints it would go on with."""
+        told = f"{self.plan} {self.candidate.target.id} {self.config_kind} {os.getcwd()} {getuser()}"
+        return f"{self.name}-{hashlib.sha256(told.encode()).hexdigest()[:10]}"
+
+    @property
     def disk_gb(self) -> int:
-        """Disk to ask for."""
-        return math.ceil(COPIES * self.weights_bytes / 1e9) + ENVIRONMENT_GB
+        """Disk to ask for: the published weights, what is saved, no less than as much again, and the environment."""
+        return math.ceil((self.weights_bytes + max(self.weights_bytes, self.saved_bytes)) / 1e9) + ENVIRONMENT_GB
 
     @property
     def install(self) -> list[str]:
@@ -101,10 +134,15 @@ class Task:
         gpu, count = self.candidate.target.id, self.candidate.num_gpus
         several = f" --num-gpus {count}" if count > 1 else ""
         fused = f" --fused-kernels {','.join(self.fused_kernels)}" if self.packages else ""
+        train = TRAINERS[self.config_kind][1].format(file=self.config_file)
+        resumed = RESUMED.get(self.config_kind, "") if self.interruptible else ""
         return [
             f"tunecast calibrate --out records{several}",
-            f"tunecast estimate {self.config_file} --gpu {gpu}{several}{fused} --record records",
-            TRAINERS[self.config_kind][1].format(file=self.config_file),
+            # a machine with another form of the card has a record that this forecast refuses
+            f"tunecast estimate {self.config_file} --gpu {gpu}{several}{fused} --record records || true",
+            *([f"ln -sfn {CHECKPOINTS} out"] if self.interruptible else []),
+            *([LAST] if resumed else []),
+            train + resumed,
         ]
 
 
@@ -125,14 +163,17 @@ def skypilot_task(task: Task) -> dict[str, Any]:
     place = cloud if region in ("global", "all") or cloud is None else f"{cloud}/{region}"
     resources = {
         "accelerators": f"{name}:{task.candidate.num_gpus}",
-        "use_spot": task.candidate.kind == "spot",
+        "use_spot": task.interruptible,
         "disk_size": task.disk_gb,
+        "max_hourly_cost": task.most_usd_per_h,
     }
+    bucket = {"name": task.bucket, "mode": "MOUNT_CACHED"}
     return {
         "name": task.name,
         "workdir": ".",
         "resources": resources if place is None else {"infra": place, **resources},
         "num_nodes": 1,
+        **({"file_mounts": {CHECKPOINTS: bucket}} if task.interruptible else {}),
         "envs": dict(ENVIRONMENT),
         "setup": "\n".join(task.install) + "\n",
         "run": "\n".join(("set -e", *task.commands)) + "\n",
@@ -156,10 +197,16 @@ def dstack_task(task: Task) -> dict[str, Any]:
     """``dstack apply -f FILE``, in the folder of the training file."""
     candidate, offer = task.candidate, task.candidate.price.offer
     assert candidate.target.gpu is not None
+    if task.interruptible:
+        raise NotSupportedError(
+            "A dstack task of an interruptible machine is not built yet: its checkpoints would have to be on a volume "
+            "of yours that outlives it; write skypilot=FILE, which keeps them in a bucket, or leave --spot out."
+        )
+    memory_gb = candidate.target.gpu.memory_marketing_gb  # gpuhunt lists 270 of a B300's 288
     backend, region = DSTACK_BACKENDS.get(str(offer.get("provider"))), str(offer.get("region") or "global")
     gpu = {
         "name": dstack_gpu(candidate.target.id),
-        "memory": f"{candidate.target.gpu.memory_marketing_gb:g}GB",
+        "memory": f"{0.9 * memory_gb:.0f}GB..{1.1 * memory_gb:.0f}GB",
         "count": candidate.num_gpus,
     }
     found: dict[str, Any] = {
@@ -171,8 +218,8 @@ def dstack_task(task: Task) -> dict[str, Any]:
         "files": [task.config_file],
         "commands": [*task.install, *task.commands],
         "resources": {"gpu": gpu, "disk": f"{task.disk_gb}GB.."},
-        "spot_policy": "spot" if candidate.kind == "spot" else "on-demand",
-        "max_price": round(1.1 * candidate.price.usd_per_h, 2),
+        "spot_policy": "on-demand",
+        "max_price": task.most_usd_per_h,
     }
     if backend is not None:
         found["backends"] = [backend]

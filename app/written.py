@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from tunecast.model.forecast import Forecast
     from tunecast.model.run import Run
     from tunecast.recommendation import Picked, Recommendation
+    from tunecast.rental_tasks import Task
 
 PICKS = ("cheapest", "balance", "fastest")
 TRAINING = ("trl", "axolotl", "llama-factory")
@@ -23,9 +24,13 @@ RENTAL = ("skypilot", "dstack")
 KINDS = (*TRAINING, *RENTAL)
 
 
+CUT_CROSS_ENTROPY = (
+    "'cut-cross-entropy[transformers] @ git+https://github.com/axolotl-ai-cloud/ml-cross-entropy.git@4dfa522'"
+)
+"""The fork that axolotl's plugin asks for (integrations/cut_cross_entropy/__init__.py of 0.19)."""
 NOT_SAID = (
     "Not the plan's but this file's own, and not those of a file that was asked about: learning rate, schedule, "
-    "lora_alpha, weight decay, seeds, evaluation, the data's format, and checkpoints where it has no save_steps."
+    "lora_alpha, weight decay, seeds, evaluation and the data's format."
 )
 
 
@@ -147,7 +152,7 @@ def saved(kind: str, found: Recommendation, forecast: Forecast) -> tuple[dict[st
     if cuts is not None and cuts.job.interval_h is not None and forecast.step_time_s is not None:
         steps = max(round(cuts.job.interval_h * HOUR_S / forecast.step_time_s.value), 1)
     if steps is None:
-        return {}, []
+        return {"save_strategy": "no"}, []  # else trainers save every 500 steps, which nothing here counts
     limit = 1 if cuts is not None and found.save_total_limit is None else found.save_total_limit
     fields: dict[str, Any] = {"save_strategy": "steps", "save_steps": steps}
     if limit is not None:
@@ -156,7 +161,10 @@ def saved(kind: str, found: Recommendation, forecast: Forecast) -> tuple[dict[st
         return fields, []
     if kind == "axolotl":
         return fields | {"auto_resume_from_checkpoints": True}, []
-    return fields, ["after an interruption start it with resume_from_checkpoint: true, which the forecast presumes"]
+    if kind == "llama-factory":  # finds its last checkpoint by itself (hparams/parser.py)
+        return fields, []
+    resumed = "after an interruption, and only then, add --resume_from_checkpoint out/checkpoint-N, as is forecast"
+    return fields, [resumed]
 
 
 def _cuts(run: Run, options: Mapping[str, Any]) -> bool:
@@ -210,7 +218,9 @@ def _task(
         weights_bytes=published_bytes(forecast.architecture, found.amount_options.get(STORED_AS)),
         config_kind=training,
         config_file=config.name,
-        packages=packages_of(forecast.run),
+        packages=(*packages_of(forecast.run), *trainers_packages(training, forecast.run)),
+        saved_bytes=saved_bytes(found, forecast),
+        plan=f"{forecast.run} {found.steps}",
         deepspeed=forecast.run.sharding in ZERO,
         fused_kernels=forecast.run.fused_kernels,
         attention=attention_written(forecast.run),
@@ -220,11 +230,52 @@ def _task(
     start = f"{sky} {path.name}" if kind == "skypilot" else f"dstack apply -f {path.name}"
     lines = [
         *head_lines(found, picked, pick),
+        *told_of_machine(kind, task),
         f"Start it in the folder of {config.name}: {start}",
         "It measures the card before it trains (tunecast calibrate, some minutes), which the forecast does not count.",
         "TUNECAST is what pip installs: git+https://... of your own clone, unless a package index of yours has it.",
     ]
     return Written(kind=kind, path=path), _dumped(lines, mapping)
+
+
+def trainers_packages(kind: str, run: Run) -> tuple[str, ...]:
+    """What pip calls packages that the training file switches on and its trainer does not bring; axolotl brings
+    Liger's and torchao (its pyproject.toml)."""
+    from tunecast.model.optimizer_torchao import TORCHAO
+
+    liger = run.stack == "liger" and kind != "axolotl"
+    torchao = run.optim in TORCHAO and kind != "axolotl"
+    cut = run.loss_type == "cut_cross_entropy" and kind == "axolotl"
+    packages = {"liger-kernel": liger, "torchao": torchao, CUT_CROSS_ENTROPY: cut}
+    return tuple(name for name, needed in packages.items() if needed)
+
+
+def saved_bytes(found: Recommendation, forecast: Forecast) -> float:
+    """Checkpoints that are on the disk at once, one more than stay while the last is written, and the result."""
+    from tunecast.model.amount import resolve_amount
+    from tunecast.model.run_work import trained_and_state
+
+    model, state = trained_and_state(forecast.architecture, forecast.run)
+    fields, _ = saved("trl", found, forecast)
+    if "save_steps" not in fields:
+        return model
+    amount = resolve_amount(forecast.run, {**found.amount_options})
+    assert amount is not None
+    made = -(-amount.steps // fields["save_steps"])
+    return model + float(min(made, fields.get("save_total_limit", made) + 1)) * (model + state)
+
+
+def told_of_machine(kind: str, task: Task) -> list[str]:
+    """What the task cannot say of the plan's machine, and what outlives it."""
+    lines = []
+    if kind == "skypilot" and task.unsaid_provider:
+        lines.append(
+            f"The plan's price is that of {task.unsaid_provider}, which SkyPilot does not know: it takes the cheapest "
+            f"of your clouds up to ${task.most_usd_per_h:.2f} an hour, perhaps with the card in another form."
+        )
+    if task.interruptible:
+        lines.append(f"Checkpoints go into the bucket {task.bucket}, and a job that was cut goes on with the last.")
+    return lines
 
 
 def _dumped(head: Iterable[str], mapping: Mapping[str, Any]) -> str:

@@ -18,6 +18,7 @@ from tunecast.model.file_spread import with_dtypes
 from tunecast.model.fits import fit_probability, fit_verdict, memory_view
 from tunecast.model.forecast import Forecast
 from tunecast.model.hooks import unit_notes
+from tunecast.model.loading import loading_notes
 from tunecast.model.money import with_money
 from tunecast.model.observed import observed
 from tunecast.model.on_device import job_factors, resolve_for
@@ -138,6 +139,7 @@ def forecast(question: Question, target: Target) -> Forecast:
             *walk_notes(question.architecture, run, factors),
             *chunked_notes(run),
             *ring_notes(run),
+            *loading_notes(question.architecture, run, view.peak_moment),
             *record_notes(target),
             *unseen_notes(target, question),
             *link_notes(run, factors, question),

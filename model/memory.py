@@ -16,6 +16,7 @@ from tunecast.model.joined import STACKS
 from tunecast.model.litgpt import is_litgpt
 from tunecast.model.litgpt_head import returned_bytes
 from tunecast.model.litgpt_sharding import flat_bytes
+from tunecast.model.loading import loading_parts
 from tunecast.model.megatron import with_buffer
 from tunecast.model.memory_static import layer_packed_bytes, master_ratio, static_parts
 from tunecast.model.optimizer import update_scratch_bytes
@@ -247,12 +248,17 @@ def memory_timeline(
     peak_moment, parts = max(places, key=lambda place: sum(place[1].values()))
     allocated = sum(parts.values())
     at_rest = sum(places[0][1].values())
+    loading = {**dict.fromkeys(parts, 0), **loading_parts(architecture, run)}
+    loaded = sum(loading.values())
+    moments["load"] = max(moments["load"], loaded)
     reserved = process = None
     if overheads is not None:
         in_order = overheads.replayed_frac is not None and whole is None
         replayed = replayed_bytes(architecture, run, platform, workspace_bytes) if in_order else None
-        reserved = reserved_value(allocated, at_rest, overheads, replayed)
+        reserved = at_least(loaded, reserved_value(allocated, at_rest, overheads, replayed))
         process = summed(reserved, overheads.context_bytes)
+    if loaded > allocated:
+        allocated, peak_moment, parts = loaded, "load", loading
     return MemoryForecast(
         allocated_bytes=allocated,
         at_rest_bytes=at_rest,
@@ -276,6 +282,12 @@ def reserved_value(
     low, value, high = (
         max(base + frac * transient, allocated_bytes) for frac in (beyond.low, beyond.value, beyond.high)
     )
+    return Value(value=value, low=low, high=high)
+
+
+def at_least(least_bytes: int, found: Value) -> Value:
+    """The value and both its ends, none below what was held before."""
+    low, value, high = (max(float(least_bytes), end) for end in (found.low, found.value, found.high))
     return Value(value=value, low=low, high=high)
 
 

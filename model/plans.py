@@ -120,7 +120,8 @@ def global_batch(
     for name in BATCH_OPTIONS:
         samples *= whole_number(name, given.get(name, ASSUMED[name]))
     alone = "" if "num_gpus" in given else " on one GPU, as no --num-gpus is given; --global-batch N sets another"
-    return GlobalBatch(samples=max(samples // inner, 1), how=f"from {words}{alone}")
+    of_a_copy = f", {inner} GPUs to a copy of the model" if inner > 1 else ""
+    return GlobalBatch(samples=max(samples // inner, 1), how=f"from {words}{of_a_copy}{alone}")
 
 
 def divisors(number: int) -> tuple[int, ...]:

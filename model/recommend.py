@@ -124,14 +124,15 @@ def rejection(gpu: str, own: Sequence[Candidate], front: Sequence[Candidate], li
         told = min(quick, key=lambda c: (c.usd, c.time_h)) if quick else cheapest
         late = f", and {past}" if in_no_time else ""
         soon = " in time" if quick and limits.deadline_h is not None else ""
-        detail = (
-            f"{dollars_over(told.usd, limits.budget_usd or 0.0)} at best{soon}, over ${limits.budget_usd:,.2f}{late}"
-        )
+        detail = f"{dollars_over(told.usd, limits.budget_usd or 0.0)} at best{soon}, over {budget_words(limits)}{late}"
         return Rejected(gpu=gpu, reason="over budget", detail=detail, candidate=told)
     if in_no_time:
         return Rejected(gpu=gpu, reason="past deadline", detail=past, candidate=fastest)
     detail = f"${fastest.usd:,.2f} when fast enough, {hours(cheapest.time_h)} when cheap enough"
     return Rejected(gpu=gpu, reason="budget or deadline", detail=detail, candidate=cheapest)
+
+
+LEAST_IN_CENTS = 0.01
 
 
 def margin(saved_usd: float, sooner_h: float) -> str:
@@ -162,7 +163,7 @@ def _more_budget(market: Market, front: Sequence[Candidate], limits: Limits) -> 
     best = min(able, key=lambda c: (c.usd, c.time_h))
     return Relaxation(
         limit="--budget",
-        now=f"${limits.budget_usd:,.2f}",
+        now=budget_words(limits),
         needed=dollars_up(best.usd),
         buys=_gain(best, front),
         candidate=best,
@@ -264,6 +265,12 @@ def named(candidate: Candidate) -> str:
 def dollars_up(usd: float) -> str:
     """A limit that an amount keeps: rounded up, so that it still does."""
     return f"${math.ceil(round(100.0 * usd, 6)) / 100.0:,.2f}"
+
+
+def budget_words(limits: Limits) -> str:
+    """The budget in words, with as many digits as an amount below a cent needs."""
+    usd = limits.budget_usd or 0.0
+    return f"${usd:,.2f}" if usd >= LEAST_IN_CENTS else f"${usd:.2g}"
 
 
 def dollars_over(usd: float, limit_usd: float) -> str:

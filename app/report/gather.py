@@ -12,6 +12,7 @@ from tunecast.catalogs.errors import InputError, TunecastError
 if TYPE_CHECKING:
     from tunecast.against_catalog import CatalogComparison
     from tunecast.model.forecast import Forecast
+    from tunecast.model.run import Run
     from tunecast.recommendation import Recommendation
     from tunecast.sweep_result import Sweep
 
@@ -21,7 +22,7 @@ CHOSEN_BY_RECOMMEND = ("sharding", "tp", "pp", "cp", "deadline", "owned")
 global batch, and tries as many and fewer."""
 PLANNED = (
     "method", "num_gpus", "sharding", "per_device_train_batch_size", "gradient_accumulation_steps",
-    "gradient_checkpointing",
+    "gradient_checkpointing", "tp", "pp", "cp", "pp_interleave",
 )  # fmt: skip
 """What makes a recommended plan, besides its card."""
 GRID_LENGTHS = (0.5, 1.0, 2.0)
@@ -89,10 +90,10 @@ def gather(
         raise InputError("A report is about a whole run; say how much data: add --tokens 10M, or --max-steps 500.")
     records, _ = split_records(records)
     say("comparing offers")
-    recommendation, why_not = _recommended(model, gpu, records, options)
+    recommendation, why_not = _recommended(model, gpu, records, options, forecasts[0].run)
     say("moving every input")
     plan = None if recommendation is None or recommendation.cheapest is None else recommendation.cheapest.forecast
-    asked = options if plan is None else as_planned(plan, options)
+    asked = {**options, "num_gpus": forecasts[0].run.num_gpus} if plan is None else as_planned(plan, options)
     tornado, grid = _varied(model, plan or forecasts[0], records, asked)
     say("comparing with the catalog")
     return Report(
@@ -110,12 +111,16 @@ def gather(
 
 
 def _asked_tokens(options: dict[str, Any]) -> float | None:
-    """The amount typed as --tokens, for all epochs."""
+    """The amount of data, for all epochs: as typed with --tokens, or samples of a stated mean length."""
     from tunecast.model.amount import parse_count
 
-    if options.get("tokens") is None:
+    epochs = float(options.get("num_train_epochs") or 1)
+    if options.get("tokens") is not None:
+        return parse_count(options["tokens"], name="--tokens") * epochs
+    if options.get("num_samples") is None or options.get("mean_tokens") is None:
         return None
-    return parse_count(options["tokens"], name="--tokens") * float(options.get("num_train_epochs") or 1)
+    samples = parse_count(options["num_samples"], name="--num-samples")
+    return samples * float(options["mean_tokens"]) * epochs
 
 
 def _untold(what: str) -> None:
@@ -124,20 +129,26 @@ def _untold(what: str) -> None:
 
 
 def _recommended(
-    model: str, gpu: str | Iterable[str], records: Sequence[str | Path], options: dict[str, Any]
+    model: str, gpu: str | Iterable[str], records: Sequence[str | Path], options: dict[str, Any], run: Run
 ) -> tuple[Recommendation | None, str | None]:
     """What to rent, or why that cannot be said (a CPU, a job of one's own machines)."""
     from tunecast.model.read_numbers import whole_number
     from tunecast.recommender import DEFAULT_MAX_GPUS, recommend
 
+    if options.get("owned"):
+        return None, "the GPUs are your own, and nothing is rented; costs are those of electricity"
     kept = {name: value for name, value in options.items() if name not in CHOSEN_BY_RECOMMEND}
+    if kept.get("num_gpus") == "auto":
+        kept.pop("num_gpus")
+    if run.tp * run.pp * run.cp > 1 or options.get("num_gpus") == "auto":
+        kept["global_batch"] = run.per_device_train_batch_size * run.gradient_accumulation_steps * run.dp
     names = [name for name in ([gpu] if isinstance(gpu, str) else gpu) if not _own(name)]
     if not names:
         return None, "nobody rents out the devices asked for"
     records = [path for path in records if not _own(_device_of(Path(path)))]
     try:
         asked = kept.get("num_gpus")
-        most = None if asked in (None, "auto") else max(DEFAULT_MAX_GPUS, whole_number("num_gpus", asked))
+        most = None if asked is None else max(DEFAULT_MAX_GPUS, whole_number("num_gpus", asked))
         found = recommend(model, gpu=names, records=records, max_gpus=most, **kept)
     except TunecastError as error:
         return None, str(error)

@@ -18,7 +18,7 @@ def markdown_page(report: Report) -> str:
     """The whole page."""
     plan = words.plan_title(report)
     parts = [
-        f"# Fine-tuning {report.best.model}: what to rent, how long, how much\n",
+        f"# {words.title(report)}\n",
         f"**{words.answer(report)}**\n",
         *(f"{sentence}\n" for sentence in words.run_sentences(report)),
         f"Made {report.made_at} by tunecast {report.version}: `{report.command}`. Ranges are 80% intervals.\n",

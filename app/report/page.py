@@ -14,6 +14,7 @@ from tunecast.tables import DASH, dollars, duration
 
 if TYPE_CHECKING:
     from tunecast.model.forecast import Forecast
+    from tunecast.recommendation import Picked
     from tunecast.report.gather import Report
     from tunecast.sweep_result import Sweep
 
@@ -51,7 +52,7 @@ def page_data(report: Report, markup: Any) -> dict[str, Any]:
     scatter = charts.money_against_time(report)
     tornado = charts.tornado(report.tornado)
     return {
-        "title": f"Fine-tuning {report.best.model}: what to rent, how long, how much",
+        "title": words.title(report),
         "answer": words.answer(report),
         "run": [sentence.replace("`", "") for sentence in words.run_sentences(report)],
         "made_at": report.made_at,
@@ -76,16 +77,17 @@ def page_data(report: Report, markup: Any) -> dict[str, Any]:
 
 def plan_rows(report: Report) -> list[dict[str, str]]:
     """Plans of the front."""
-    return (
-        [] if report.recommendation is None else [plan_row(picked.forecast) for picked in report.recommendation.front]
-    )
+    return [] if report.recommendation is None else [plan_row(picked) for picked in report.recommendation.front]
 
 
-def plan_row(forecast: Forecast) -> dict[str, str]:
-    """One plan in words."""
+def plan_row(picked: Picked) -> dict[str, str]:
+    """One plan in words, with the star of a card that no run of its maker speaks for."""
+    from tunecast.recommend_table import STAR, unproven
+
+    forecast = picked.forecast
     time, cost = forecast.total_time_h, forecast.cost_usd
     return {
-        "gpu": charts.plan_name(forecast),
+        "gpu": charts.plan_name(forecast) + (STAR if unproven(picked) else ""),
         "how": words.layout(forecast),
         "time": DASH if time is None else duration(time.value),
         "time_span": charts.time_span(time),

@@ -10,7 +10,7 @@ from tunecast.forecast_table import verdict
 from tunecast.model.fits import LIKELY, chance_said
 from tunecast.model.value import total
 from tunecast.report.charts import plan_name, span, time_span
-from tunecast.run_line import checkpointing_word, run_line, sharding_words
+from tunecast.run_line import checkpointing_word, layout_words, run_line
 from tunecast.tables import DASH, digits, dollars, duration, gib_text, seconds
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def plan_words(forecast: Forecast) -> str:
     time, cost, offer = forecast.total_time_h, forecast.cost_usd, forecast.offer
     words = plan_name(forecast)
     if offer is not None and offer.get("provider"):
-        words += f" at {offer['provider']}"
+        words += " at your price" if offer["provider"] == "user" else f" at {offer['provider']}"
     if time is not None:
         words += f", {duration(time.value)} (80%: {duration(time.low)} to {duration(time.high)})"
     if cost is not None:
@@ -64,12 +64,19 @@ def plan_words(forecast: Forecast) -> str:
     return words
 
 
+def title(report: Report) -> str:
+    """What the page is about."""
+    rent = "" if report.best.offer is None and report.recommendation is None else "what to rent, "
+    return f"Fine-tuning {report.best.model}: {rent}how long, how much"
+
+
 def run_sentences(report: Report) -> list[str]:
     """What is trained and what was assumed: of the recommended run, and where that differs from what was asked."""
     found, plan = report.recommendation, report.recommended
     if found is None or plan is None:
         return [run_line(report.best)]
-    batch = f"Global batch {found.batch.samples}: {found.batch.how}."
+    how = found.batch.how.replace("as asked with --global-batch", "that of the run as asked")
+    batch = f"Global batch {found.batch.samples}: {how}."
     said = [f"The recommended run: {run_line(plan)} {batch.replace(SETS_BATCH, SETS_BATCH_HERE)} {found.steps}."]
     asked = global_batch(report.best)
     if asked != found.batch.samples:
@@ -89,7 +96,7 @@ def global_batch(forecast: Forecast) -> int:
 def layout(forecast: Forecast) -> str:
     """How a plan trains: ``qlora, micro-batch 4 x 2, zero2, checkpointing off``."""
     run = forecast.run
-    spread = "" if run.num_gpus == 1 else f", {sharding_words(run)}"
+    spread = "" if run.num_gpus == 1 else f", {layout_words(run)}"
     on = checkpointing_word(run)
     batch = f"{run.per_device_train_batch_size} x {run.gradient_accumulation_steps}"
     return f"{run.method}, micro-batch {batch}{spread}, checkpointing {on}"
@@ -111,19 +118,24 @@ def recomputed(forecast: Forecast) -> dict[str, str]:
     """What script needs to tell time and cost of another amount or price, with their intervals.
 
     Hours of the phases `BY_STEPS` follow the tokens, the other hours do not; how far they may be off adds up as squares
-    (`model.value.total`). Cost is each end of the time, times a rate.
+    (`model.value.total`). What is left of the whole's interval beside both is that of interruptions, whose number is
+    random: it grows with the root of the time. Cost is each end of the time, times a rate.
     """
     time, cost, whole = forecast.total_time_h, forecast.cost_usd, forecast.whole_run
     once = {"evaluate"} if whole is None or whole.evaluates_every is None else set()
     follow = {name for name in BY_STEPS if name not in once}
-    train = total(() if whole is None else [p.hours for p in whole.phases if p.name in follow])
+    phases = () if whole is None else whole.phases
+    train = total(p.hours for p in phases if p.name in follow)
+    sure = total(p.hours for p in phases if p.name in follow and p.name != "interruptions")
+    other = total(p.hours for p in phases if p.name not in follow)
     every = train if time is None else time
-    off = {
-        "steps-h-down": train.value - train.low,
-        "steps-h-up": train.high - train.value,
-        "other-h-down": _beside(every.value - every.low, train.value - train.low),
-        "other-h-up": _beside(every.high - every.value, train.high - train.value),
-    }
+    off = {}
+    for end, sign in (("low", "down"), ("high", "up")):
+        whole_off, steps_off, other_off = (abs(getattr(h, end) - h.value) for h in (every, sure, other))
+        steps_off = min(steps_off, whole_off)
+        other_off = min(other_off, _beside(whole_off, steps_off))
+        off[f"steps-h-{sign}"], off[f"other-h-{sign}"] = steps_off, other_off
+        off[f"chance-h-{sign}"] = _beside(_beside(whole_off, steps_off), other_off)
     found = {"steps-h": train.value, "other-h": every.value - train.value, **off}
     for suffix, end in (("", "value"), ("-low", "low"), ("-high", "high")):
         hours = getattr(every, end)
@@ -175,7 +187,7 @@ def offer_words(forecast: Forecast) -> str:
     """Who sells it, and at what."""
     offer = forecast.offer
     if offer is None:
-        return "no price"
+        return "no price" if forecast.cost_usd is None else "your own; electricity alone"
     kind = offer.get("price_type")
     words = [str(offer.get("provider") or ""), "" if kind in (None, "on-demand") else str(kind)]
     rate = offer.get("usd_per_gpu_hour")
@@ -221,10 +233,14 @@ def phase_lines(forecast: Forecast) -> list[tuple[str, str, str]]:
 
 def all_notes(report: Report) -> list[str]:
     """What every forecast says once, then what the recommendation says."""
-    found, best = report.recommendation, report.best
-    asked = () if report.recommended is None else best.notes
-    notes = [*report.plan.notes, *(found.notes if found is not None else ())]
-    notes += [f"as asked on {best.gpu}: {note}" for note in asked if note not in notes]
+    from tunecast.forecast_table import notes as notes_of_cards
+    from tunecast.recommend_table import unproven_line
+
+    found = report.recommendation
+    notes = [*report.plan.notes, *(() if found is None else (*unproven_line(found), *found.notes))]
+    asked = [note.removeprefix("- ") for note in notes_of_cards(report.forecasts)]
+    several = "as asked, " if report.recommended is not None else ""
+    notes += [f"{several}{note}" for note in asked if note not in notes]
     if report.why_no_recommendation:
         notes.append(f"no recommendation: {report.why_no_recommendation}")
     return list(dict.fromkeys(notes))

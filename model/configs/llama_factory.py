@@ -60,7 +60,14 @@ def read(source: Source, draft: Draft, *, num_gpus: int | None) -> None:
     _checkpointing(source, draft)
     _kernels(source, draft)
     put_degree(source, draft, "sequence_parallel_size", "cp")
-    read_fsdp_config(source, draft, "fsdp_config", sharded=read_fsdp_words(source, draft), offload_key=TRAINERS_OFFLOAD)
+    read_fsdp_config(
+        source,
+        draft,
+        "fsdp_config",
+        sharded=read_fsdp_words(source, draft),
+        version_if_silent=1,  # its transformers is at most 5.6 (pyproject.toml of 0.9.5), whose Trainer takes that
+        offload_key=TRAINERS_OFFLOAD,
+    )
     if source.has("rope_scaling"):
         draft.put("allow_long_context", True, "rope_scaling")
     _data(source, draft)

@@ -69,6 +69,8 @@ class Draft:
     """Samples of a step over all GPUs, where DeepSpeed's file states them beside what they follow from."""
     wide_notes: list[str] = field(default_factory=list)
     """As of `RunFile`."""
+    in_bytes: bool = False
+    """Whether a 4-bit base is stored in bytes, which FSDP does not shard."""
     checkpoints_off: str = "gradient_checkpointing: false"
     """How the file says that the trainer sets no checkpoints of its own."""
 

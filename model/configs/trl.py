@@ -36,6 +36,7 @@ from tunecast.model.configs.source import Source
 from tunecast.model.configs.spread import TRAINERS_OFFLOAD, read_fsdp_config, read_fsdp_words
 from tunecast.model.losses import CHUNKED_NOTE
 from tunecast.model.peft_targets import LEFT_TO_PEFT
+from tunecast.model.sharding import FSDP
 from tunecast.model.stacks import attention_named
 
 TILES = "chunked_nll"
@@ -110,6 +111,7 @@ def _four_bit(source: Source, draft: Draft) -> None:
     )
     stated = "use_bnb_nested_quant" if source.has("use_bnb_nested_quant") else None
     draft.put("double_quant", source.on("use_bnb_nested_quant"), stated)
+    draft.in_bytes = str(source.get("bnb_4bit_quant_storage") or "uint8").removeprefix("torch.") == "uint8"
 
 
 def _precision(source: Source, draft: Draft) -> None:
@@ -231,7 +233,13 @@ def liger_kernels(given: Mapping[str, Any]) -> str | None:
 
 
 def settle(draft: Draft) -> None:
-    """PEFT under ZeRO-3: TRL forces reentrant checkpointing."""
+    """FSDP shards numbers alone, and TRL stores 4-bit weights in bytes unless told otherwise (``ModelConfig``;
+    accelerate leaves these out, ``fsdp2_prepare_model``). PEFT under ZeRO-3: TRL forces reentrant checkpointing."""
+    if draft.in_bytes and draft.options.get("sharding") in FSDP:
+        raise InputError(
+            "The file shards a 4-bit base by FSDP, but has no bnb_4bit_quant_storage, so that TRL stores it in bytes, "
+            "which FSDP does not shard; add bnb_4bit_quant_storage: bfloat16."
+        )
     adapters = draft.options.get("method") != "full"
     if adapters and draft.options.get("sharding") == "zero3" and draft.options.get("gradient_checkpointing"):
         draft.put("reentrant", True)

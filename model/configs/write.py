@@ -26,6 +26,7 @@ from tunecast.model.resolve import resolve_run
 from tunecast.model.resolve_experts import on_parameters, renamed_targets
 from tunecast.model.rows import with_padding
 from tunecast.model.run import BUCKET_ELEMENTS, BY_CARD, BY_DATA, Run
+from tunecast.model.sharding import shards_of
 from tunecast.model.stacks import FLASH_2, FLASH_3
 
 DATASET = "YOUR-DATASET"
@@ -78,6 +79,8 @@ def targets(architecture: Architecture, run: Run, every: Every = adaptable_modul
 def deepspeed(run: Run) -> Mapped:
     """DeepSpeed's own settings for a ZeRO stage; the trainer fills in what says auto."""
     beside: Mapped = {"overlap_comm": True} if run.overlap_comm else {}
+    if run.sharding == "zero3":  # else the Trainer saves shares that no loader takes (``Trainer.save_model``)
+        beside["stage3_gather_16bit_weights_on_model_save"] = True
     if run.reduce_bucket_size != BUCKET_ELEMENTS:
         beside["reduce_bucket_size"] = run.reduce_bucket_size
     return {
@@ -122,6 +125,27 @@ def base_fields(run: Run, four_bit: Mapped, eight_bit: Mapped) -> Mapped:
     return eight_bit if run.base_quantization == EIGHT_BITS else four_bit
 
 
+def trl_layout(run: Run) -> Mapped:
+    """Which of TRL's presets its launcher takes; DeepSpeed's settings in the file itself where the preset has others:
+    that of ZeRO-1 states one accumulation step (accelerate_configs/zero1.yaml), and the Trainer refuses another."""
+    if run.num_gpus == 1:
+        return {}
+    accumulates = run.sharding == "zero1" and run.gradient_accumulation_steps > 1
+    own = "zero" in run.sharding and (accumulates or deepspeed_of_its_own(run))
+    preset = "fsdp1" if run.sharding == "fsdp" and run.fsdp_version == 1 else TRL_PRESETS.get(run.sharding)
+    return {
+        "accelerate_config": TRL_PRESETS["ddp"] if own else preset,
+        "num_processes": run.num_gpus,
+        "mixed_precision": launcher_precision(run),
+        "deepspeed": deepspeed(run) if own else None,
+    }
+
+
+def deepspeed_of_its_own(run: Run) -> bool:
+    """Whether DeepSpeed is told what no preset of TRL says."""
+    return run.overlap_comm or run.reduce_bucket_size != BUCKET_ELEMENTS
+
+
 def trl_file(architecture: Architecture, run: Run, steps: int) -> Mapped:
     """``trl sft --config FILE``."""
     adapters = {
@@ -137,13 +161,9 @@ def trl_file(architecture: Architecture, run: Run, steps: int) -> Mapped:
         "load_in_4bit": True,
         "bnb_4bit_quant_type": run.bnb_4bit_quant_type,
         "use_bnb_nested_quant": run.double_quant,
+        "bnb_4bit_quant_storage": WORDS[run.dtype] if shards_of(run).weights and run.num_gpus > 1 else None,
     }
     base = base_fields(run, four_bit, {"load_in_8bit": True})
-    spread = {
-        "accelerate_config": TRL_PRESETS.get(run.sharding),
-        "num_processes": run.num_gpus,
-        "mixed_precision": launcher_precision(run),
-    }
     return without_empty(
         {
             "model_name_or_path": architecture.name,
@@ -162,12 +182,13 @@ def trl_file(architecture: Architecture, run: Run, steps: int) -> Mapped:
             "max_steps": steps,
             "gradient_checkpointing": run.gradient_checkpointing,
             "gradient_checkpointing_kwargs": checkpointing_kwargs(run),
+            "activation_offloading": run.activation_offloading or None,
             "attn_implementation": attention_written(run),
             "torch_compile": run.torch_compile or None,
             "optim": run.optim,
             "loss_type": run.loss_type if run.stack != "liger" and run.loss_type in LOSSES else None,
             "use_liger_kernel": True if run.stack == "liger" else None,
-            **(spread if run.num_gpus > 1 else {}),
+            **trl_layout(run),
         }
     )
 
@@ -220,7 +241,14 @@ def axolotl_file(architecture: Architecture, run: Run, steps: int) -> Mapped:
         "quantize_moe_experts": run.quantize_moe_experts or None,
     }
     base = base_fields(run, four_bit, {"load_in_8bit": True})
-    sharded = {"fsdp_version": 2, "fsdp_config": {"reshard_after_forward": True, "offload_params": False}}
+    sharded = {
+        "fsdp_version": 2,
+        "fsdp_config": {
+            "reshard_after_forward": True,
+            "offload_params": False,
+            "cpu_ram_efficient_loading": True,  # else every process loads the whole model (`loading`)
+        },
+    }
     spread = sharded if run.sharding == "fsdp" else {"deepspeed": deepspeed(run)} if "zero" in run.sharding else {}
     return without_empty(
         {
@@ -229,7 +257,8 @@ def axolotl_file(architecture: Architecture, run: Run, steps: int) -> Mapped:
             "output_dir": OUTPUT,
             **(adapters if run.has_adapters else {}),
             **base,
-            "bf16": {"bf16-autocast": True, "bf16": "full"}.get(trainer_precision(run), False),
+            "bf16": trainer_precision(run) == "bf16-autocast",
+            "bfloat16": trainer_precision(run) == "bf16" or None,
             "fp16": trainer_precision(run) == "fp16-autocast" or None,
             "sequence_len": run.max_length,
             "sample_packing": True,
@@ -240,6 +269,7 @@ def axolotl_file(architecture: Architecture, run: Run, steps: int) -> Mapped:
             "learning_rate": LEARNING_RATE[run.method],
             "gradient_checkpointing": run.gradient_checkpointing,
             "gradient_checkpointing_kwargs": checkpointing_kwargs(run),
+            "activation_offloading": run.activation_offloading or None,
             "attn_implementation": attention_written(run),
             "torch_compile": run.torch_compile or None,
             "optimizer": run.optim,
@@ -267,8 +297,7 @@ def llama_factory_file(architecture: Architecture, run: Run, steps: int) -> Mapp
         "double_quantization": run.double_quant,
     }
     base = base_fields(run, four_bit, {"quantization_bit": 8, "quantization_method": "bnb"})
-    sharded = {"fsdp": "full_shard auto_wrap"}
-    spread = sharded if run.sharding == "fsdp" else {"deepspeed": deepspeed(run)} if "zero" in run.sharding else {}
+    spread = {"deepspeed": deepspeed(run)} if "zero" in run.sharding else {}
     return without_empty(
         {
             "model_name_or_path": architecture.name,
@@ -323,6 +352,11 @@ def refuse_unwritten(kind: str, run: Run) -> None:
         raise NotSupportedError(
             f"A {kind} file of a plan with --sharding {run.sharding} is not built yet; use --sharding fsdp, ddp, "
             "zero1, zero2 or zero3."
+        )
+    if run.sharding == "fsdp" and kind == "llama-factory":
+        raise NotSupportedError(
+            "A llama-factory file alone loads the whole model on every GPU before FSDP shares it (llamafactory-cli "
+            "tells transformers too late); type --sharding zero3, or write axolotl=FILE."
         )
     if run.samples_unevenness is not None and kind not in FLAT_FIELDS:
         raise NotSupportedError(

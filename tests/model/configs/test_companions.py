@@ -484,7 +484,7 @@ def test_fsdp_in_the_training_file_itself(read: Read, form: str, lines: str, sha
     [
         ("trl", "fsdp: full_shard\nfsdp_config: {version: 1}", 1),
         ("llama-factory", "fsdp: full_shard\nfsdp_config: {fsdp_version: '2'}", 2),
-        ("llama-factory", "fsdp: full_shard", None),
+        ("llama-factory", "fsdp: full_shard", 1),
         ("axolotl", "fsdp_version: 1\nfsdp: [full_shard]\nfsdp_config: {offload_params: false}", 1),
         ("axolotl", "fsdp_version: 2\nfsdp_config: {offload_params: false}", 2),
         ("trl", "accelerate_config: fsdp1", 1),

@@ -1,0 +1,62 @@
+"""What one GPU holds while its process loads a model that several GPUs are to share.
+
+transformers 5 puts a base that bitsandbytes quantizes on the process's own card, whole: no ``device_map`` becomes that
+card (``update_device_map`` of quantizers/quantizer_bnb_4bit.py and quantizer_bnb_8bit.py), ZeRO-3's own loading leaves
+quantized models out (``is_deepspeed_zero3_enabled() and not is_quantized``, modeling_utils.py), and
+core_model_loading.py knows no FSDP. FSDP and ZeRO-3 share it out afterwards ("VRAM spike", accelerate
+utils/fsdp_utils.py), so that a card that holds its share may not hold the model that it is cut from. Before version 5
+FSDP's first process of a machine loaded it in host memory (``_load_state_dict_into_meta_model`` of 4.49), and so does
+axolotl under FSDP (``fsdp_config.cpu_ram_efficient_loading``, loaders/model.py of 0.19). A base in 16 bits is loaded in
+host memory under FSDP, and in shares under ZeRO-3.
+
+Left out: the 16-bit copies of the few weights that are being quantized.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from tunecast.model.architecture import Architecture
+from tunecast.model.memory_static import static_parts
+from tunecast.model.resolve_parallel import FSDP
+from tunecast.model.run import Run
+from tunecast.model.sharding import shards_of
+from tunecast.model.units import gib
+
+LOADERS = ("hf-peft", "trl", "liger", "axolotl", "llama-factory", "ms-swift")
+"""Stacks whose models ``from_pretrained`` of transformers loads."""
+OF_HOST = ("axolotl",)
+"""Of these, who loads in host memory under FSDP."""
+LOADED = ("weights", "quantized", "adapters")
+
+
+def loads_whole(run: Run) -> bool:
+    """Whether every process has the whole quantized base on its card before GPUs share it."""
+    if run.base_quantization is None or not run.base_quantization.startswith("bnb") or run.num_gpus == 1:
+        return False
+    if run.stack not in LOADERS or run.hf_code != "5" or not shards_of(run).weights:
+        return False
+    return not (run.stack in OF_HOST and run.sharding in FSDP)
+
+
+def loading_parts(architecture: Architecture, run: Run) -> Mapping[str, int]:
+    """Bytes on one GPU when everything is loaded and nothing is shared yet, by part; empty where that never is."""
+    if not loads_whole(run):
+        return {}
+    parts = static_parts(architecture, replace(run, sharding="none", num_gpus=1))
+    return {part: parts[part] for part in LOADED}
+
+
+def loading_notes(architecture: Architecture, run: Run, peak_moment: str) -> tuple[str, ...]:
+    """That loading decides how much memory a run needs."""
+    parts = loading_parts(architecture, run)
+    if not parts or peak_moment != "load":
+        return ()
+    whole = f"{gib(sum(parts.values())):.1f} GiB"
+    told = (
+        f"the peak is that of loading: transformers 5 puts the whole quantized base ({whole}) on every GPU before "
+        f"{run.sharding} shares it; --stack axolotl --sharding fsdp loads it in host memory, as "
+        "transformers 4 does (--hf-code 4.49)"
+    )
+    return (told,)
