@@ -132,6 +132,16 @@ def _training(found: Recommendation, picked: Picked, pick: str, kind: str, path:
     if packages := packages_of(forecast.run):
         notes.append(f"the forecast is of a machine with {' and '.join(packages)}: pip install {' '.join(packages)}")
     notes += resumed
+    if (
+        kind == "axolotl"
+        and packed
+        and mapping["attn_implementation"] == "sdpa"
+        and forecast.run.compute_dtype == "bf16"
+    ):
+        notes.append(
+            "axolotl calls packed rows under sdpa in bf16 unsupported on cards before Hopper (schemas/config.py: the "
+            "loss may be 0); --attn-implementation flash_attention_2 keeps their samples apart"
+        )
     rows = "rows are packed" if packed else "every sample is a row"
     if cut and kind == "axolotl":
         notes.append(

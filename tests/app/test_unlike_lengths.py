@@ -48,8 +48,11 @@ def test_rows_of_samples_all_alike_cost_what_an_estimate_of_those_costs() -> Non
     "options",
     [
         {"method": "qlora", "mean_tokens": 200, "per_device_train_batch_size": 2, "num_gpus": 1, "sharding": None},
-        {"mean_tokens": 600, "per_device_train_batch_size": 1, "num_gpus": 2, "gradient_accumulation_steps": 4},
-        {"mean_tokens": 600, "group_by_length": True},
+        pytest.param(
+            {"mean_tokens": 600, "per_device_train_batch_size": 1, "num_gpus": 2, "gradient_accumulation_steps": 4},
+            marks=pytest.mark.thorough,
+        ),
+        pytest.param({"mean_tokens": 600, "group_by_length": True}, marks=pytest.mark.thorough),
         {"mean_tokens": 200, "num_samples": None, "max_steps": 5000},
     ],
 )

@@ -323,14 +323,20 @@ AS_ASKED: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("kind", WRITERS)
-@pytest.mark.parametrize("what", AS_ASKED)
+@pytest.mark.parametrize(
+    ("kind", "what"),
+    [
+        pytest.param(kind, what, marks=pytest.mark.thorough if what == "compiled" and kind != "trl" else [])
+        for kind in WRITERS
+        for what in AS_ASKED
+    ],
+)
 def test_a_written_file_takes_the_time_of_its_plan(kind: str, what: str, tmp_path: Path) -> None:
     """The file, with the amount of data, is forecast as the plan was."""
     if kind == "llama-factory" and "end to end" in what:
         pytest.skip("has no field for it, and is refused")
     data: dict[str, Any] = {"num_samples": 2000, "mean_tokens": 200}
-    on = {"gpu": "a100-sxm4-80gb", "max_length": 1024, "stack": kind}
+    on = {"gpu": "a100-sxm4-80gb", "max_length": 1024, "stack": kind, "gradient_checkpointing": True}
     plan = recommend("Qwen/Qwen2.5-0.5B", max_gpus=1, global_batch=16, **data, **on, **AS_ASKED[what])
     (written,) = write_plan(plan, read_asked_files([f"{kind}={tmp_path / 'run.yaml'}"], "cheapest"), "cheapest")
     assert plan.cheapest is not None
