@@ -121,6 +121,7 @@ def _training(found: Recommendation, picked: Picked, pick: str, kind: str, path:
         grouped=groups_rows(found.amount_options),
         epochs=amount.epochs,
         weights=found.weights,
+        sees=_sees(found.model),
     )
     saves, resumed = saved(kind, found, forecast)
     mapping |= saves
@@ -175,6 +176,16 @@ def saved(kind: str, found: Recommendation, forecast: Forecast) -> tuple[dict[st
         return fields, []
     resumed = "after an interruption, and only then, add --resume_from_checkpoint out/checkpoint-N, as is forecast"
     return fields, [resumed]
+
+
+def _sees(model: str) -> bool:
+    """Whether the catalog says that a model has parts beside its text decoder."""
+    from tunecast.catalogs.models import find_model
+
+    try:
+        return bool(find_model(model).vision_params)
+    except UnknownNameError:
+        return False
 
 
 def _cuts(run: Run, options: Mapping[str, Any]) -> bool:

@@ -7,6 +7,7 @@ say, or its framework does differently, `differences` finds by reading the file 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from typing import Any
@@ -28,6 +29,7 @@ from tunecast.model.rows import with_padding
 from tunecast.model.run import BUCKET_ELEMENTS, BY_CARD, BY_DATA, Run
 from tunecast.model.sharding import shards_of
 from tunecast.model.stacks import FLASH_2, FLASH_3
+from tunecast.model.target_patterns import SEEING
 
 DATASET = "YOUR-DATASET"
 """Stands where only the user knows."""
@@ -74,6 +76,12 @@ def targets(architecture: Architecture, run: Run, every: Every = adaptable_modul
     for old, new in renamed_targets(architecture).items():
         older.setdefault(new, []).append(old)
     return [old for name in run.lora_target_modules for old in older.get(name, [name])]
+
+
+def decoder_alone(architecture: Architecture, run: Run) -> str:
+    """A pattern of the run's maps in the text decoder of a model that sees: others have maps of the same names."""
+    names = targets(architecture, run) or adaptable_modules(architecture)
+    return rf"{re.escape(SEEING[0])}\.\d+\..*\.({'|'.join(map(re.escape, names))})"
 
 
 def deepspeed(run: Run) -> Mapped:
@@ -391,10 +399,12 @@ def config_for(
     grouped: bool = False,
     epochs: float = 1.0,
     weights: str = "",
+    sees: bool = False,
 ) -> Mapped:
     """The training file of a run over so many `epochs`, of data with samples that are `cut` or without, and `grouped`
     by their lengths where they are not `packed`; layouts that none of the three can say are refused. `weights` is the
-    hub's name of the model, if the catalog has another.
+    hub's name of the model, if the catalog has another; what it `sees` with is not adapted, which names of maps alone
+    would do.
 
     axolotl ends at ``max_steps`` or after its epochs, whichever comes first; the others at ``max_steps``.
     """
@@ -403,6 +413,10 @@ def config_for(
     mapping = WRITERS[kind](named, run, steps) | (long_cut(kind, packed=packed) if cut else {})
     if kind == "axolotl":
         mapping["num_epochs"] = math.ceil(epochs)
+    if sees and run.has_adapters and kind != "llama-factory":  # which freezes all but the decoder (freeze_vision_tower)
+        pattern = decoder_alone(named, run)
+        mapping.pop("lora_target_linear", None)
+        mapping["lora_target_modules"] = [pattern] if kind == "trl" else pattern  # TRL hands a list of one on as a text
     if packed:
         return mapping
     return without_empty({**mapping, **rows_alone(kind, run, grouped=grouped)})

@@ -550,3 +550,29 @@ def test_a_task_installs_what_its_training_file_switches_on(tmp_path: Path) -> N
         names = [f"{each}={tmp_path / each}.yaml" for each in (kind, "skypilot")]
         write_plan(plan, read_asked_files(names, "cheapest"), "cheapest")
         assert package in yaml.safe_load((tmp_path / "skypilot.yaml").read_text())["setup"]
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_adapters_of_a_model_that_sees_are_those_of_its_decoder(kind: str) -> None:
+    """PEFT on a tiny Gemma 3 as transformers loads it, whose vision tower has maps of the same names."""
+    peft = pytest.importorskip("peft")
+    transformers = pytest.importorskip("transformers")
+    text = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "vocab_size": 32, "head_dim": 8}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1}
+    seeing = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = transformers.Gemma3Config(
+        text_config={**text, **heads}, vision_config={**seeing, "image_size": 28, "patch_size": 14}
+    )
+    model = transformers.Gemma3ForConditionalGeneration(config)
+    architecture = load_architecture("google/gemma-3-4b-pt")
+    run = resolve_run(architecture, {"method": "lora", "max_length": 512}).run
+    written = config_for(kind, architecture, run, 10, sees=True)
+    assert differences(kind, written, architecture, run) == (TILED if kind == "trl" else {})
+    if kind == "llama-factory":
+        assert written["lora_target"] == "all"
+        return
+    asked = written["lora_target_modules"]
+    adapted = peft.get_peft_model(model, peft.LoraConfig(target_modules=asked[0] if kind == "trl" else asked))
+    found = {name.rpartition(".lora_A")[0] for name, _ in adapted.named_parameters() if ".lora_A" in name}
+    assert len(found) == 2 * 7
+    assert all(".language_model.layers." in name for name in found)
