@@ -139,7 +139,7 @@ def screen(
             step_s[:, columns] = np.mean(found, axis=0)
             repeated = memory.of(np.repeat(own, sizes))
             for device, (target, known) in enumerate(zip(targets, factors, strict=True)):
-                paging_s = paging_seconds(architecture, group, memory.allocated_bytes[own], target, known)
+                paging_s = paging_seconds(architecture, group, memory.stepped_bytes[own], target, known)
                 step_s[device, columns] += np.repeat(paging_s, sizes)
                 fits_on(fit, device, columns, repeated, target, known)
     return Screen(

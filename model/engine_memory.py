@@ -20,6 +20,7 @@ import numpy.typing as npt
 from tunecast.model.architecture import Architecture
 from tunecast.model.curves import Array
 from tunecast.model.factors import FactorSet
+from tunecast.model.loading import loading_parts
 from tunecast.model.memory import memory_timeline, whole_places
 from tunecast.model.overheads import overheads_from_factors
 from tunecast.model.parallel import is_split
@@ -39,12 +40,24 @@ _erf = np.vectorize(math.erf, otypes=[float])
 class PlanMemory:
     """Tensors of one GPU, plan by plan, without the card's workspaces."""
 
-    allocated_bytes: Array
+    stepped_bytes: Array
+    """The peak of a step."""
     at_rest_bytes: Array
+    loaded_bytes: Array
+    """That of loading, where it may be more (`loading`); else 0."""
+
+    @property
+    def allocated_bytes(self) -> Array:
+        """The larger of both peaks."""
+        return np.maximum(self.stepped_bytes, self.loaded_bytes)
 
     def of(self, rows: Sequence[int] | npt.NDArray[np.int64]) -> PlanMemory:
         """Those of some of the plans."""
-        return PlanMemory(allocated_bytes=self.allocated_bytes[rows], at_rest_bytes=self.at_rest_bytes[rows])
+        return PlanMemory(
+            stepped_bytes=self.stepped_bytes[rows],
+            at_rest_bytes=self.at_rest_bytes[rows],
+            loaded_bytes=self.loaded_bytes[rows],
+        )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -73,18 +86,19 @@ def _whole(architecture: Architecture, run: Run, platform: str) -> list[tuple[Pl
 
 
 @lru_cache(maxsize=8192)
-def _allocated_and_rest(architecture: Architecture, run: Run, platform: str) -> tuple[int, int]:
+def _peaks(architecture: Architecture, run: Run, platform: str) -> tuple[int, int, int]:
+    """Of a step, at rest and of loading."""
     whole = None if is_split(run) else _whole(architecture, tape_run(run), platform)
     found = memory_timeline(architecture, run, platform=platform, whole=whole)
-    return found.allocated_bytes, found.at_rest_bytes
+    return found.stepped_bytes, found.at_rest_bytes, sum(loading_parts(architecture, run).values())
 
 
 def memory_of(architecture: Architecture, runs: Sequence[Run], platform: str) -> PlanMemory:
-    """Peak and resting state of every run; from `most_in_flight` micro-batches on they do not grow."""
+    """Peaks and resting state of every run; from `most_in_flight` micro-batches on they do not grow."""
     micro = [min(run.gradient_accumulation_steps, most_in_flight(run)) for run in runs]
     keys = [replace(run, gradient_accumulation_steps=own) for run, own in zip(runs, micro, strict=True)]
-    found = np.array([_allocated_and_rest(architecture, key, platform) for key in keys], dtype=float)
-    return PlanMemory(allocated_bytes=found[:, 0], at_rest_bytes=found[:, 1])
+    found = np.array([_peaks(architecture, key, platform) for key in keys], dtype=float)
+    return PlanMemory(stepped_bytes=found[:, 0], at_rest_bytes=found[:, 1], loaded_bytes=found[:, 2])
 
 
 def fits_on(
@@ -95,12 +109,12 @@ def fits_on(
     overheads = overheads_from_factors(factors)
     if overheads is None:
         return
-    allocated = memory.allocated_bytes + workspace_bytes(target.compute_capability)
-    transient = memory.allocated_bytes - memory.at_rest_bytes
+    stepped, loaded = memory.stepped_bytes + workspace_bytes(target.compute_capability), memory.loaded_bytes
+    transient = memory.stepped_bytes - memory.at_rest_bytes
     fragmentation, context = overheads.fragmentation_frac, overheads.context_bytes
-    process = allocated + fragmentation.value * transient + context.value
-    high = allocated + fragmentation.high * transient + context.high
-    least = allocated + context.value
+    process = np.maximum(stepped + fragmentation.value * transient, loaded) + context.value
+    high = np.maximum(stepped + fragmentation.high * transient, loaded) + context.high
+    least = np.maximum(stepped, loaded) + context.value
     fit.process_bytes[device, rows] = process
     if target.usable_bytes is None:
         return

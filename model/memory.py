@@ -87,6 +87,11 @@ class MemoryForecast:
     process_bytes: Value | None = None
     origins: dict[str, str] = field(default_factory=dict)
 
+    @property
+    def stepped_bytes(self) -> int:
+        """The peak of a step, which that of loading may be above."""
+        return max(self.at_rest_bytes, *(peak for moment, peak in self.moments.items() if moment != "load"))
+
 
 def step_peaks(architecture: Architecture, run: Run, platform: str = "cuda") -> dict[Place, Parts]:
     """Peaks of a whole step beyond the resting state, the update left out, at the model's depth.

@@ -58,7 +58,7 @@ def overflow_bytes(architecture: Architecture, run: Run, target: Target, source:
     nothing says how much fits, and where it is `uncounted`."""
     if not can_page(run, target) or uncounted(architecture, run):
         return 0
-    held = timeline_of(architecture, run, source=source).allocated_bytes
+    held = timeline_of(architecture, run, source=source).stepped_bytes
     return _beyond(paged_state_bytes(architecture, run), held, target)
 
 
