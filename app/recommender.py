@@ -9,8 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tunecast.catalogs.errors import InputError, NotSupportedError, UnknownNameError
+from tunecast.catalogs.errors import InputError, NotSupportedError, TunecastError, UnknownNameError
 from tunecast.model.read_numbers import number_above_zero, number_that, plain_numbers
+from tunecast.model.units import gib
 
 if TYPE_CHECKING:
     from tunecast.model.amount import Amount
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from tunecast.recommendation import Recommendation
 
 UNDIVIDED = "does not divide over"
+SHARES_WEIGHTS = ("fsdp", "zero3", "hsdp", "fsdp-grad-op")
 DEFAULT_MAX_GPUS = 8
 
 
@@ -299,7 +301,7 @@ def _answer(search: Search, choice: Choice, screened: int, notes: tuple[str, ...
         rejected=choice.rejected,
         relaxations=choice.relaxations,
         screened=screened,
-        notes=(*notes, *_largest_note(search, choice, notes)),
+        notes=(*notes, *_largest_note(search, choice, notes), *_loading_note(job, choice)),
         amount_options=dict(job.options),
         save_steps=search.around.save_steps,
         save_total_limit=search.around.save_total_limit,
@@ -318,6 +320,33 @@ def _largest_note(search: Search, choice: Choice, notes: tuple[str, ...]) -> tup
         undivided = f"a global batch of {batch} {UNDIVIDED} {2 * most}: --global-batch changes it"
         return () if any(UNDIVIDED in note for note in notes) else (f"the fastest plan takes {takes}, and {undivided}",)
     return (f"the fastest plan takes {takes}: --max-gpus {2 * most} looks further",)
+
+
+def _loading_note(job: Job, choice: Choice) -> tuple[str, ...]:
+    """That cards are too small for a quantized base however many share it, since each has to load it (`loading`)."""
+    from tunecast.catalogs.gpus import load_gpus
+    from tunecast.model.loading import loading_parts
+
+    split = any(int(job.options.get(way) or 1) > 1 for way in ("tp", "pp", "cp"))
+    left_out = [rejected.gpu for rejected in choice.rejected if rejected.reason == "does not fit"]
+    if "qlora" not in job.methods or split or not left_out or max(job.counts) == 1:
+        return ()
+    asked = job.options.get("sharding")
+    shared = asked if asked in SHARES_WEIGHTS else SHARES_WEIGHTS[0]
+    try:
+        run = job.resolve({**job.options, "method": "qlora", "num_gpus": 2, "sharding": shared}).run
+    except TunecastError:
+        return ()
+    whole = sum(loading_parts(job.architecture, run).values())
+    small = [name for name in left_out if (load_gpus()[name].usable_bytes or whole) < whole]
+    if not small:
+        return ()
+    cards = ", ".join(small[:2]) + (f" and {len(small) - 2} more" if len(small) > 2 else "")
+    note = (
+        f"too small for this model in 4 or 8 bits however many GPUs share it: {cards}; transformers 5 loads the whole "
+        f"quantized base ({gib(whole):.1f} GiB) on every GPU, axolotl under FSDP in host memory: --stack axolotl"
+    )
+    return (note,)
 
 
 def _amount(job: Job) -> Amount:

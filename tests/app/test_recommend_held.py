@@ -173,3 +173,16 @@ def test_what_less_confidence_would_allow_it_does_allow(card: str) -> None:
     kept = recommend("meta-llama/Llama-3.1-8B", min_fit_confidence=needed + 0.02, **asked)
     assert kept.cheapest is not None
     assert kept.cheapest.candidate.usd == found.cheapest.candidate.usd
+
+
+def test_a_base_that_no_card_can_load_says_who_loads_it_elsewhere() -> None:
+    asked: dict[str, Any] = {"method": "qlora", "tokens": "10M", "gpu": "rtx-4090-24gb"}
+    alone = recommend("meta-llama/Llama-3.1-70B", **asked)
+    assert not alone.front
+    (note,) = [note for note in alone.notes if "however many GPUs share it" in note]
+    assert "--stack axolotl" in note
+    axolotl = recommend("meta-llama/Llama-3.1-70B", stack="axolotl", **asked)
+    assert axolotl.front
+    assert not any("however many GPUs share it" in note for note in axolotl.notes)
+    small = recommend("meta-llama/Llama-3.1-8B", method="qlora", tokens="10M", gpu=["t4", "rtx-3070-8gb"])
+    assert not any("however many GPUs share it" in note for note in small.notes)
