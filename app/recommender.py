@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from tunecast.recommendation import Recommendation
 
 UNDIVIDED = "does not divide over"
-SHARES_WEIGHTS = ("fsdp", "zero3", "hsdp", "fsdp-grad-op")
 DEFAULT_MAX_GPUS = 8
 
 
@@ -326,13 +325,14 @@ def _loading_note(job: Job, choice: Choice) -> tuple[str, ...]:
     """That cards are too small for a quantized base however many share it, since each has to load it (`loading`)."""
     from tunecast.catalogs.gpus import load_gpus
     from tunecast.model.loading import loading_parts
+    from tunecast.model.sharding import SHARDS
 
     split = any(int(job.options.get(way) or 1) > 1 for way in ("tp", "pp", "cp"))
     left_out = [rejected.gpu for rejected in choice.rejected if rejected.reason == "does not fit"]
     if "qlora" not in job.methods or split or not left_out or max(job.counts) == 1:
         return ()
-    asked = job.options.get("sharding")
-    shared = asked if asked in SHARES_WEIGHTS else SHARES_WEIGHTS[0]
+    asked = str(job.options.get("sharding"))
+    shared = asked if asked in SHARDS and SHARDS[asked].weights else "fsdp"
     try:
         run = job.resolve({**job.options, "method": "qlora", "num_gpus": 2, "sharding": shared}).run
     except TunecastError:

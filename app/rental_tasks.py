@@ -17,6 +17,7 @@ from getpass import getuser
 from typing import TYPE_CHECKING, Any
 
 from tunecast.catalogs.errors import NotSupportedError
+from tunecast.model.configs.write import OUTPUT
 from tunecast.model.stacks import FLASH_2, FLASH_3
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ that, since a full disk ends a run."""
 CHECKPOINTS = "/checkpoints"
 """Where a bucket is mounted that outlives the machine."""
 NAME_LENGTH = 40
-LAST = "last=$(ls -d out/checkpoint-* 2>/dev/null | sort -V | tail -n 1)"
+LAST = f"last=$(ls -d {OUTPUT}/checkpoint-* 2>/dev/null | sort -V | tail -n 1)"
 """The newest checkpoint, which TRL has to be told; the others find it by themselves."""
 RESUMED = {"trl": " ${last:+--resume_from_checkpoint $last}"}
 TRAINERS = {
@@ -140,7 +141,7 @@ class Task:
             f"tunecast calibrate --out records{several}",
             # a machine with another form of the card has a record that this forecast refuses
             f"tunecast estimate {self.config_file} --gpu {gpu}{several}{fused} --record records || true",
-            *([f"ln -sfn {CHECKPOINTS} out"] if self.interruptible else []),
+            *([f"ln -sfn {CHECKPOINTS} {OUTPUT}"] if self.interruptible else []),
             *([LAST] if resumed else []),
             train + resumed,
         ]

@@ -20,7 +20,6 @@ import numpy.typing as npt
 from tunecast.model.architecture import Architecture
 from tunecast.model.curves import Array
 from tunecast.model.factors import FactorSet
-from tunecast.model.loading import loading_parts
 from tunecast.model.memory import memory_timeline, whole_places
 from tunecast.model.overheads import overheads_from_factors
 from tunecast.model.parallel import is_split
@@ -44,7 +43,7 @@ class PlanMemory:
     """The peak of a step."""
     at_rest_bytes: Array
     loaded_bytes: Array
-    """That of loading, where it may be more (`loading`); else 0."""
+    """That of loading, which may be more (`loading`); else what rests."""
 
     @property
     def allocated_bytes(self) -> Array:
@@ -90,7 +89,7 @@ def _peaks(architecture: Architecture, run: Run, platform: str) -> tuple[int, in
     """Of a step, at rest and of loading."""
     whole = None if is_split(run) else _whole(architecture, tape_run(run), platform)
     found = memory_timeline(architecture, run, platform=platform, whole=whole)
-    return found.stepped_bytes, found.at_rest_bytes, sum(loading_parts(architecture, run).values())
+    return found.stepped_bytes, found.at_rest_bytes, found.moments["load"]
 
 
 def memory_of(architecture: Architecture, runs: Sequence[Run], platform: str) -> PlanMemory:

@@ -27,6 +27,8 @@ from tunecast.model.units import HOUR_S, MINUTE_S
 
 HALF_A_MINUTE_H = 0.5 * MINUTE_S / HOUR_S
 """What two plans may differ in and be told to be as fast."""
+LEAST_IN_CENTS = 0.01
+"""US dollars below which an amount needs more digits than cents."""
 UNSURE_ASKED = 4
 """Plans that may not fit of which the surest is told."""
 WORTH = 0.01
@@ -130,9 +132,6 @@ def rejection(gpu: str, own: Sequence[Candidate], front: Sequence[Candidate], li
         return Rejected(gpu=gpu, reason="past deadline", detail=past, candidate=fastest)
     detail = f"${fastest.usd:,.2f} when fast enough, {hours(cheapest.time_h)} when cheap enough"
     return Rejected(gpu=gpu, reason="budget or deadline", detail=detail, candidate=cheapest)
-
-
-LEAST_IN_CENTS = 0.01
 
 
 def margin(saved_usd: float, sooner_h: float) -> str:

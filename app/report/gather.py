@@ -12,7 +12,6 @@ from tunecast.catalogs.errors import InputError, TunecastError
 if TYPE_CHECKING:
     from tunecast.against_catalog import CatalogComparison
     from tunecast.model.forecast import Forecast
-    from tunecast.model.run import Run
     from tunecast.recommendation import Recommendation
     from tunecast.sweep_result import Sweep
 
@@ -90,7 +89,7 @@ def gather(
         raise InputError("A report is about a whole run; say how much data: add --tokens 10M, or --max-steps 500.")
     records, _ = split_records(records)
     say("comparing offers")
-    recommendation, why_not = _recommended(model, gpu, records, options, forecasts[0].run)
+    recommendation, why_not = _recommended(model, gpu, records, options, forecasts[0])
     say("moving every input")
     plan = None if recommendation is None or recommendation.cheapest is None else recommendation.cheapest.forecast
     asked = {**options, "num_gpus": forecasts[0].run.num_gpus} if plan is None else as_planned(plan, options)
@@ -129,19 +128,20 @@ def _untold(what: str) -> None:
 
 
 def _recommended(
-    model: str, gpu: str | Iterable[str], records: Sequence[str | Path], options: dict[str, Any], run: Run
+    model: str, gpu: str | Iterable[str], records: Sequence[str | Path], options: dict[str, Any], best: Forecast
 ) -> tuple[Recommendation | None, str | None]:
     """What to rent, or why that cannot be said (a CPU, a job of one's own machines)."""
     from tunecast.model.read_numbers import whole_number
     from tunecast.recommender import DEFAULT_MAX_GPUS, recommend
+    from tunecast.report.words import global_batch
 
     if options.get("owned"):
         return None, "the GPUs are your own, and nothing is rented; costs are those of electricity"
     kept = {name: value for name, value in options.items() if name not in CHOSEN_BY_RECOMMEND}
     if kept.get("num_gpus") == "auto":
         kept.pop("num_gpus")
-    if run.tp * run.pp * run.cp > 1 or options.get("num_gpus") == "auto":
-        kept["global_batch"] = run.per_device_train_batch_size * run.gradient_accumulation_steps * run.dp
+    if best.run.tp * best.run.pp * best.run.cp > 1 or options.get("num_gpus") == "auto":
+        kept["global_batch"] = global_batch(best)
     names = [name for name in ([gpu] if isinstance(gpu, str) else gpu) if not _own(name)]
     if not names:
         return None, "nobody rents out the devices asked for"
