@@ -104,7 +104,8 @@ def head_lines(found: Recommendation, picked: Picked, pick: str) -> list[str]:
 
 def _training(found: Recommendation, picked: Picked, pick: str, kind: str, path: Path) -> tuple[Written, str]:
     from tunecast.model.amount import resolve_amount
-    from tunecast.model.configs.write import DATASET, config_for, differences
+    from tunecast.model.configs.write import DATASET, config_for
+    from tunecast.model.configs.write_back import differences
     from tunecast.model.rows import groups_rows, unpacked_rows
 
     forecast = picked.forecast
@@ -205,7 +206,7 @@ def _shown(value: Any) -> str:
 
 def packages_of(run: Run) -> tuple[str, ...]:
     """What pip calls the packages that the plan's kernels of linear attention come from."""
-    from tunecast.model.configs.write import installed_packages
+    from tunecast.model.configs.write_back import installed_packages
     from tunecast.model.fused import PIP_NAMES
 
     return tuple(PIP_NAMES[part] for part in installed_packages(run))

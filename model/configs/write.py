@@ -1,7 +1,7 @@
 """A run as the training file of another tool: the reverse of the readers, for the fields that decide memory and time.
 
 Rows are packed to exactly `max_length`, or hold one sample each, as the forecast counts them. What a format cannot
-say, or its framework does differently, `differences` finds by reading the file back.
+say, or its framework does differently, `write_back.differences` finds by reading the file back.
 """
 
 from __future__ import annotations
@@ -9,24 +9,18 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
-from tunecast.catalogs.errors import InputError, NotSupportedError, TunecastError
+from tunecast.catalogs.errors import NotSupportedError
 from tunecast.model.adapter_targets import adaptable_modules, linear_modules
 from tunecast.model.architecture import Architecture
 from tunecast.model.configs.axolotl import KERNELS
-from tunecast.model.configs.merge import merge_options
-from tunecast.model.configs.read import read_mapping
 from tunecast.model.configs.trl import LOSSES
 from tunecast.model.configs.write_rows import FLAT_FIELDS, Mapped, long_cut, rows_alone
-from tunecast.model.fused import LINEAR_KERNELS
 from tunecast.model.litgpt import STACK
-from tunecast.model.question import RUN_OPTIONS_ELSEWHERE
-from tunecast.model.resolve import resolve_run
 from tunecast.model.resolve_experts import on_parameters, renamed_targets
-from tunecast.model.rows import with_padding
-from tunecast.model.run import BUCKET_ELEMENTS, BY_CARD, BY_DATA, Run
+from tunecast.model.run import BUCKET_ELEMENTS, Run
 from tunecast.model.sharding import shards_of
 from tunecast.model.stacks import FLASH_2, FLASH_3
 from tunecast.model.target_patterns import SEEING
@@ -41,19 +35,6 @@ LEARNING_RATE = {"lora": 2e-4, "qlora": 2e-4, "full": 2e-5}
 TRL_PRESETS = {"ddp": "multi_gpu", "zero1": "zero1", "zero2": "zero2", "zero3": "zero3", "fsdp": "fsdp2"}
 """accelerate's files that ship with TRL, by the shardings that all three writers have fields for."""
 FLASH_WORDS = {"sdpa": "sdpa", "eager": "disabled", FLASH_2: "fa2", FLASH_3: "fa3"}
-LAYOUT = (
-    "gpus_per_node",
-    "num_gpus",
-    "attention_length",
-    "padding_mask",
-    "sdpa_cudnn",
-    "token_metrics",
-    "trainer_loop",
-    *BY_CARD,
-    *BY_DATA,
-)
-"""Fields that the launcher, the machine, the data or the program itself decide."""
-
 Every = Callable[[Architecture], tuple[str, ...]]
 
 
@@ -420,37 +401,3 @@ def config_for(
     if packed:
         return mapping
     return without_empty({**mapping, **rows_alone(kind, run, grouped=grouped)})
-
-
-def read_back(kind: str, mapping: Mapping[str, Any], architecture: Architecture, num_gpus: int) -> Run:
-    """The run that our own reader makes of the file; the launcher's number of GPUs is given."""
-    run_file = read_mapping(mapping, name=f"the {kind} file", config_format=kind, num_gpus=num_gpus)
-    options = merge_options(run_file, {"num_gpus": num_gpus, "allow_long_context": True}).options
-    own = {name: value for name, value in options.items() if name not in RUN_OPTIONS_ELSEWHERE}
-    return resolve_run(architecture, with_padding(own, options, {})[0]).run
-
-
-def differences(
-    kind: str, mapping: Mapping[str, Any], architecture: Architecture, run: Run, *, packed: bool = True
-) -> dict[str, Any]:
-    """Fields that the written file runs with otherwise, and how; empty when it says the whole run.
-
-    What packed rows are filled to, the name of the file's own framework, and kernels that are taken where their
-    packages are installed, are no fields of a file.
-    """
-    try:
-        found = read_back(kind, mapping, architecture, run.num_gpus)
-    except InputError as error:
-        raise TunecastError(f"The {kind} file of this plan cannot be read back: {error}") from error
-    unpadded = packed or run.samples_unevenness is not None
-    unsaid = {*LAYOUT, *(["pad_to_multiple_of"] if unpadded else [])}
-    unsaid |= {"stack", "stack_version"} if run.stack == kind else set()
-    unsaid |= set() if run.gradient_checkpointing else {"reentrant"}
-    names = [field.name for field in fields(Run) if field.name not in unsaid]
-    found = replace(found, fused_kernels=(*found.fused_kernels, *installed_packages(run)))
-    return {name: getattr(found, name) for name in names if getattr(found, name) != getattr(run, name)}
-
-
-def installed_packages(run: Run) -> tuple[str, ...]:
-    """Kernels of the run that no file asks for: transformers takes them where their packages are installed."""
-    return tuple(part for part in run.fused_kernels if part in LINEAR_KERNELS)

@@ -18,7 +18,8 @@ from tunecast.catalogs.gpus import load_gpus
 from tunecast.cli.program import program
 from tunecast.model.architectures import architecture_from_config, load_architecture
 from tunecast.model.configs import read_config
-from tunecast.model.configs.write import WRITERS, config_for, differences
+from tunecast.model.configs.write import WRITERS, config_for
+from tunecast.model.configs.write_back import differences
 from tunecast.model.resolve import resolve_run
 from tunecast.model.rows import packing_of
 from tunecast.model.trained import trainable_params
