@@ -215,7 +215,7 @@ def packages_of(run: Run) -> tuple[str, ...]:
 def _task(
     found: Recommendation, picked: Picked, pick: str, kind: str, path: Path, training: str, config: Path
 ) -> tuple[Written, str]:
-    from tunecast.model.configs.write import attention_written
+    from tunecast.model.configs.write import attention_written, offloads_alone
     from tunecast.model.published_weights import published_bytes
     from tunecast.model.question import STORED_AS
     from tunecast.model.resolve_parallel import ZERO
@@ -243,7 +243,7 @@ def _task(
         packages=(*packages_of(forecast.run), *trainers_packages(training, forecast.run)),
         saved_bytes=saved_bytes(found, forecast),
         plan=f"{forecast.run} {found.steps}",
-        deepspeed=forecast.run.sharding in ZERO,
+        deepspeed=forecast.run.sharding in ZERO or offloads_alone(forecast.run),
         fused_kernels=forecast.run.fused_kernels,
         attention=attention_written(forecast.run),
     )
@@ -268,7 +268,8 @@ def trainers_packages(kind: str, run: Run) -> tuple[str, ...]:
     liger = run.stack == "liger" and kind != "axolotl"
     torchao = run.optim in TORCHAO and kind != "axolotl"
     cut = run.loss_type == "cut_cross_entropy" and kind == "axolotl"
-    packages = {"liger-kernel": liger, "torchao": torchao, CUT_CROSS_ENTROPY: cut}
+    split = run.cp > 1 and kind == "axolotl"
+    packages = {"liger-kernel": liger, "torchao": torchao, CUT_CROSS_ENTROPY: cut, "ring-flash-attn": split}
     return tuple(name for name, needed in packages.items() if needed)
 
 

@@ -53,8 +53,9 @@ def ring_notes(run: Run) -> tuple[str, ...]:
     """How well long rings of PyTorch's own code are known."""
     if not is_gathered(run) or run.cp <= SURE_RING:
         return ()
+    code = "axolotl's (ring-flash-attn), taken to do as PyTorch's," if run.stack == "axolotl" else "PyTorch's own code"
     note = (
-        f"of a ring of {run.cp} GPUs by PyTorch's own code little is known: the published runs with 4 and 8 (131,072 "
+        f"of a ring of {run.cp} GPUs by {code} little is known: the published runs with 4 and 8 (131,072 "
         "and 262,144 tokens) were about 30% slower than forecast, that with 2 as fast (results/validation/time.md, TI)"
     )
     return (note,)

@@ -165,6 +165,14 @@ def read_mapping(
     )
 
 
+LAUNCHERS_ARGUMENTS = {
+    "mixed_precision": None,
+    "fsdp_offload_params": "fsdp_config",
+    "offload_optimizer_device": "deepspeed_config",
+    "offload_param_device": "deepspeed_config",
+}
+"""Arguments of ``accelerate launch`` that are read where TRL's file has them, and the group of accelerate's file that
+each stands in."""
 SWITCHED_OFF = ("eval_strategy", "evaluation_strategy", "do_eval", "save_strategy")
 """Fields that may say that nothing is evaluated or saved: they are left out rightly."""
 NOTHING = ("no", "false", "none")
@@ -204,8 +212,8 @@ def _companions(
     preset = source.get("accelerate_config") if chosen == "trl" else None
     if accelerate is None and preset is not None:
         accelerate = _preset(source, str(preset))
-    if chosen == "trl" and accelerate is not None and (stated := source.get("mixed_precision")) is not None:
-        accelerate = {**accelerate, "mixed_precision": stated}  # An argument of the launcher wins over its file
+    if chosen == "trl" and accelerate is not None:
+        accelerate = _with_arguments(source, accelerate)
     for mapping, kind, reader in (
         (deepspeed, "deepspeed", read_deepspeed),
         (accelerate, "accelerate", read_accelerate),
@@ -220,6 +228,20 @@ def _companions(
     draft.prefix = ""
     _processes(source, draft)
     return tuple(unread)
+
+
+def _with_arguments(source: Source, accelerate: Mapping[str, Any]) -> Mapping[str, Any]:
+    """accelerate's file with the arguments of its launcher that stand in TRL's, which win over it."""
+    found = dict(accelerate)
+    for name, group in LAUNCHERS_ARGUMENTS.items():
+        stated = source.get(name)
+        if stated is None:
+            continue
+        if group is None:
+            found[name] = stated
+        else:
+            found[group] = {**(found.get(group) or {}), name: stated}
+    return found
 
 
 def _preset(source: Source, name: str) -> Mapping[str, Any]:

@@ -21,7 +21,7 @@ from tunecast.model.configs.write_rows import FLAT_FIELDS, Mapped, long_cut, row
 from tunecast.model.litgpt import STACK
 from tunecast.model.resolve_experts import on_parameters, renamed_targets
 from tunecast.model.run import BUCKET_ELEMENTS, Run
-from tunecast.model.sharding import shards_of
+from tunecast.model.sharding import FSDP, shards_of
 from tunecast.model.stacks import FLASH_2, FLASH_3
 from tunecast.model.target_patterns import SEEING
 
@@ -65,6 +65,10 @@ def decoder_alone(architecture: Architecture, run: Run) -> str:
     return rf"{re.escape(SEEING[0])}\.\d+\..*\.({'|'.join(map(re.escape, names))})"
 
 
+OFFLOADED_PARTS = {"none": (), "optimizer": ("optimizer",), "all": ("optimizer", "param")}
+"""What DeepSpeed is told to keep in host memory."""
+
+
 def deepspeed(run: Run) -> Mapped:
     """DeepSpeed's own settings for a ZeRO stage; the trainer fills in what says auto."""
     beside: Mapped = {"overlap_comm": True} if run.overlap_comm else {}
@@ -72,6 +76,8 @@ def deepspeed(run: Run) -> Mapped:
         beside["stage3_gather_16bit_weights_on_model_save"] = True
     if run.reduce_bucket_size != BUCKET_ELEMENTS:
         beside["reduce_bucket_size"] = run.reduce_bucket_size
+    for part in OFFLOADED_PARTS[run.offload]:
+        beside[f"offload_{part}"] = {"device": "cpu", "pin_memory": True}
     return {
         "zero_optimization": {"stage": int(run.sharding.removeprefix("zero")), **beside},
         "bf16": {"enabled": run.compute_dtype == "bf16"},
@@ -117,17 +123,32 @@ def base_fields(run: Run, four_bit: Mapped, eight_bit: Mapped) -> Mapped:
 def trl_layout(run: Run) -> Mapped:
     """Which of TRL's presets its launcher takes; DeepSpeed's settings in the file itself where the preset has others:
     that of ZeRO-1 states one accumulation step (accelerate_configs/zero1.yaml), and the Trainer refuses another."""
-    if run.num_gpus == 1:
+    if run.num_gpus == 1 and not offloads_alone(run):
         return {}
     accumulates = run.sharding == "zero1" and run.gradient_accumulation_steps > 1
     own = "zero" in run.sharding and (accumulates or deepspeed_of_its_own(run))
     preset = "fsdp1" if run.sharding == "fsdp" and run.fsdp_version == 1 else TRL_PRESETS.get(run.sharding)
+    if offloads_alone(run):
+        preset = "zero3" if run.offload == "all" else "zero2"  # which share nothing there but what is offloaded
     return {
         "accelerate_config": TRL_PRESETS["ddp"] if own else preset,
         "num_processes": run.num_gpus,
         "mixed_precision": launcher_precision(run),
         "deepspeed": deepspeed(run) if own else None,
+        **({} if own else launchers_offload(run)),
     }
+
+
+def launchers_offload(run: Run) -> Mapped:
+    """What accelerate's launcher is told beside a preset of what goes to host memory."""
+    if run.sharding in FSDP:
+        return {"fsdp_offload_params": True if run.offload == "all" else None}
+    return {f"offload_{part}_device": "cpu" for part in OFFLOADED_PARTS[run.offload]}
+
+
+def offloads_alone(run: Run) -> bool:
+    """Whether DeepSpeed runs on one GPU, for what it keeps in host memory."""
+    return run.num_gpus == 1 and run.offload != "none"
 
 
 def deepspeed_of_its_own(run: Run) -> bool:
@@ -234,7 +255,7 @@ def axolotl_file(architecture: Architecture, run: Run, steps: int) -> Mapped:
         "fsdp_version": 2,
         "fsdp_config": {
             "reshard_after_forward": True,
-            "offload_params": False,
+            "offload_params": run.offload == "all",
             "cpu_ram_efficient_loading": True,  # else every process loads the whole model (`loading`)
         },
     }
@@ -263,6 +284,7 @@ def axolotl_file(architecture: Architecture, run: Run, steps: int) -> Mapped:
             "torch_compile": run.torch_compile or None,
             "optimizer": run.optim,
             **axolotl_plugins(run),
+            "context_parallel_size": run.cp if run.cp > 1 else None,
             **spread,
         }
     )
@@ -325,17 +347,28 @@ WRITERS: dict[str, Callable[[Architecture, Run, int], Mapped]] = {
 }
 
 
+def refuse_unwritten_degrees(kind: str, run: Run) -> None:
+    """axolotl alone has a field of its own for sequences that GPUs split, under FlashAttention 2
+    (``check_context_parallel_size`` of its schema)."""
+    degrees = {name: getattr(run, name) for name in ("tp", "pp", "cp") if getattr(run, name) > 1}
+    by_axolotl = list(degrees) == ["cp"] and run.cp_kind == "ring"
+    if not degrees or (by_axolotl and kind == "axolotl" and run.attn_implementation == FLASH_2):
+        return
+    plan, instead = (" ".join(f"--{n} {words.format(d)}" for n, d in degrees.items()) for words in ("{}", "1"))
+    if by_axolotl:
+        instead = f"--attn-implementation {FLASH_2} and write axolotl=FILE, or {instead}"
+    raise NotSupportedError(f"A {kind} file of a plan with {plan} is not built yet; add {instead}.")
+
+
 def refuse_unwritten(kind: str, run: Run) -> None:
     """Raise NotSupportedError for what files of this kind cannot say, with what to type instead."""
     if run.stack == STACK:
         raise NotSupportedError(f"A {kind} file of a run by LitGPT's code is another run; leave --stack {STACK} out.")
-    degrees = {name: getattr(run, name) for name in ("tp", "pp", "cp") if getattr(run, name) > 1}
-    if degrees:
-        plan, instead = (" ".join(f"--{n} {words.format(d)}" for n, d in degrees.items()) for words in ("{}", "1"))
-        raise NotSupportedError(f"A training file of a plan with {plan} is not built yet; add {instead}.")
-    if run.offload != "none":
+    refuse_unwritten_degrees(kind, run)
+    if offloads_alone(run) and kind != "trl":
         raise NotSupportedError(
-            f"A training file of a plan with --offload {run.offload} is not built yet; type --offload none."
+            f"A {kind} file of a plan with --offload {run.offload} on one GPU is not built yet; write trl=FILE, or "
+            "type --offload none."
         )
     if run.sharding not in ("none", *TRL_PRESETS):
         raise NotSupportedError(
@@ -390,6 +423,10 @@ def config_for(
     axolotl ends at ``max_steps`` or after its epochs, whichever comes first; the others at ``max_steps``.
     """
     refuse_unwritten(kind, run)
+    if run.cp > 1 and packed and run.per_device_train_batch_size > 1:
+        raise NotSupportedError(
+            f"axolotl splits packed rows (--cp {run.cp}) one at a time alone; add --per-device-train-batch-size 1."
+        )
     named = replace(architecture, name=weights or architecture.name)
     mapping = WRITERS[kind](named, run, steps) | (long_cut(kind, packed=packed) if cut else {})
     if kind == "axolotl":

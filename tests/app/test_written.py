@@ -49,8 +49,22 @@ RUNS: dict[str, dict[str, Any]] = {
     "lora-zero1": {"method": "lora", "num_gpus": 4, "sharding": "zero1"},
     "qlora-fsdp": {"method": "qlora", "num_gpus": 4, "sharding": "fsdp"},
     "qlora-zero3": {"method": "qlora", "num_gpus": 4, "sharding": "zero3"},
+    "full-zero3-all": {"method": "full", "num_gpus": 8, "sharding": "zero3", "offload": "all"},
+    "full-zero2-states": {"method": "full", "num_gpus": 8, "sharding": "zero2", "offload": "optimizer"},
+    "full-zero1-states": {"method": "full", "num_gpus": 8, "sharding": "zero1", "offload": "optimizer"},
+    "full-fsdp-all": {"method": "full", "num_gpus": 8, "sharding": "fsdp", "offload": "all", "reentrant": True},
+    "full-alone-all": {"method": "full", "offload": "all"},
+    "full-alone-states": {"method": "full", "offload": "optimizer"},
     "full-pure": {"method": "full", "precision": "bf16", "activation_offloading": True},
     "lora-fp16": {"method": "lora", "precision": "fp16-autocast", "dtype": "fp16"},
+}
+RING = {
+    "method": "full",
+    "num_gpus": 8,
+    "sharding": "fsdp",
+    "cp": 4,
+    "max_length": 4096,
+    "attn_implementation": "flash_attention_2",
 }
 TILED = {"loss_type": "chunked_nll"}
 """TRL since 1.15 makes tiles of the logits whatever the file says."""
@@ -84,6 +98,10 @@ def test_when_one_file_cannot_be_written_none_is(found: Recommendation, tmp_path
 def test_a_training_file_says_the_whole_run_or_what_it_does_otherwise(kind: str, name: str, packed: bool) -> None:
     architecture = load_architecture(MODEL)
     run = resolve_run(architecture, {**RUNS[name], "max_length": 2048, "gradient_accumulation_steps": 4}).run
+    if kind != "trl" and run.num_gpus == 1 and run.offload != "none":
+        with pytest.raises(NotSupportedError, match="on one GPU is not built yet; write trl=FILE"):
+            config_for(kind, architecture, run, 250, packed=packed)
+        return
     if kind == "llama-factory" and run.sharding == "fsdp":
         with pytest.raises(NotSupportedError, match="loads the whole model on every GPU before FSDP shares it"):
             config_for(kind, architecture, run, 250, packed=packed)
@@ -191,12 +209,41 @@ def test_deepspeed_is_installed_where_the_training_file_starts_it(
     assert ("deepspeed" in commands[1].split()) is installed
 
 
+def test_axolotl_is_told_of_sequences_that_gpus_split() -> None:
+    architecture = load_architecture(MODEL)
+    run = resolve_run(architecture, {**RING, "stack": "axolotl"}).run
+    written = yaml.safe_load(yaml.safe_dump(config_for("axolotl", architecture, run, 250)))
+    assert list(problems(written, schema("axolotl"))) == []
+    assert written["context_parallel_size"] == 4
+    assert differences("axolotl", written, architecture, run) == {}
+    for kind in ("trl", "llama-factory"):
+        with pytest.raises(NotSupportedError, match="write axolotl=FILE, or --cp 1"):
+            config_for(kind, architecture, run, 250)
+
+
+def test_axolotl_splits_packed_rows_one_at_a_time() -> None:
+    """``check_context_parallel_size`` of its schema."""
+    architecture = load_architecture(MODEL)
+    run = resolve_run(architecture, {**RING, "per_device_train_batch_size": 2}).run
+    with pytest.raises(NotSupportedError, match="add --per-device-train-batch-size 1"):
+        config_for("axolotl", architecture, run, 250)
+
+
+def test_deepspeed_is_installed_where_it_offloads_on_one_gpu(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"method": "lora", "max_length": 2048, "tokens": "1M", "gpu": "l40s-48gb", "max_gpus": 1}
+    plan = recommend("Qwen/Qwen2.5-1.5B", offload="optimizer", **options)
+    asked = read_asked_files([f"{each}={tmp_path / each}.yaml" for each in ("trl", "dstack")], "cheapest")
+    training, task = write_plan(plan, asked, "cheapest")
+    assert yaml.safe_load(training.path.read_text())["offload_optimizer_device"] == "cpu"
+    assert "deepspeed" in yaml.safe_load(task.path.read_text())["commands"][1].split()
+
+
 @pytest.mark.parametrize(
     ("asked", "instead"),
     [
         ({"num_gpus": 8, "tp": 2}, "plan with --tp 2 is not built yet; add --tp 1"),
-        ({"num_gpus": 8, "cp": 4, "max_length": 4096}, "plan with --cp 4 is not built yet; add --cp 1"),
-        ({"num_gpus": 8, "sharding": "zero3", "offload": "optimizer"}, "--offload optimizer .* type --offload none"),
+        ({"num_gpus": 8, "cp": 4, "max_length": 4096}, "add --attn-implementation flash_attention_2 and write axolotl"),
+        ({"num_gpus": 8, "cp": 4, "max_length": 4096, "cp_kind": "ulysses"}, "--cp 4 is not built yet; add --cp 1"),
         ({"num_gpus": 16, "sharding": "hsdp"}, "--sharding hsdp .* use --sharding fsdp"),
         ({"num_gpus": 8, "sharding": "fsdp-grad-op"}, "--sharding fsdp-grad-op .* use --sharding fsdp"),
     ],
