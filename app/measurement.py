@@ -140,15 +140,15 @@ def has_bf16(compute_capability: str | None, gpu: Gpu | None) -> bool:
 
 def as_forecast(architecture: Architecture, resolved: Resolved, measured: Measured, gpu: Gpu | None) -> Forecast:
     """Medians with the 80% interval of the median; every figure that was counted, not timed, is exact."""
-    from tunecast.model.flops import executed_by_dtype, model_flops_per_step
+    from tunecast.model.flops import executed_by_dtype, model_flops_per_step, no_more_than_run
     from tunecast.model.forecast import Forecast
     from tunecast.model.timing import seconds_at_peak
     from tunecast.model.trained import trainable_params
 
     run = resolved.run
     step_time_s = value_of(measured["step_time_s"])
-    model_flops = model_flops_per_step(architecture, run)
     executed = executed_by_dtype(architecture, run)
+    model_flops = no_more_than_run(model_flops_per_step(architecture, run), executed)
     peaks = {} if gpu is None else gpu.peaks
     peak, least_s = peaks.get(run.product_dtype), seconds_at_peak(executed, run, peaks)
     held = was_held(measured)

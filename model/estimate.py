@@ -16,6 +16,7 @@ from tunecast.model.feeding import RATE as TOKENIZING
 from tunecast.model.feeding import fed
 from tunecast.model.file_spread import with_dtypes
 from tunecast.model.fits import fit_probability, fit_verdict, memory_view
+from tunecast.model.flops import no_more_than_run
 from tunecast.model.forecast import Forecast
 from tunecast.model.hooks import unit_notes
 from tunecast.model.loading import loading_notes
@@ -104,8 +105,8 @@ def forecast(question: Question, target: Target) -> Forecast:
     probability = fit_probability(view)
     verdict = fit_verdict(view, probability)
     own = own_run(resolved.run, rows)
-    model_flops = model_flops_of(question.architecture, own, **inventory)
     executed = executed_by_dtype_of(question.architecture, own, **inventory)
+    model_flops = no_more_than_run(model_flops_of(question.architecture, own, **inventory), executed)
     mfu, hfu = utilizations(model_flops, executed, timing.step_time_s.value, run, target)
     result = Forecast(
         model=question.architecture.name,

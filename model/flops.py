@@ -6,6 +6,8 @@ products and attention are counted; elementwise work is bytes (see the inventory
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from tunecast.model.architecture import Architecture, Attention, Layer, Linear
 from tunecast.model.inventory import flops_by_dtype, part_operations, step_operations
 from tunecast.model.operation import Kind
@@ -102,6 +104,12 @@ def model_flops_per_step(architecture: Architecture, run: Run) -> float:
     ends = head_flops_per_token(architecture, run) + embedding_flops_per_token(architecture, run)
     ends += input_flops_per_token(architecture, run)
     return samples * (layers + run.max_length * ends)
+
+
+def no_more_than_run(by_weights: float, executed: Mapping[str, float]) -> float:
+    """Required FLOPs of a step by its weights (`model_flops_per_step`), but no more than its kernels run by dtype: the
+    gradient of the first layer's input is left out where nothing before it trains."""
+    return min(by_weights, sum(executed.values()))
 
 
 def executed_flops_per_step(architecture: Architecture, run: Run) -> float:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tunecast import estimate
 from tunecast.catalogs.errors import ImpossibleError
 from tunecast.model.architectures import load_architecture
 from tunecast.model.flops import executed_by_dtype
@@ -28,6 +29,17 @@ def run_of(**options: Any) -> Run:
 
 def int8_run(**options: Any) -> Run:
     return run_of(method="qlora", quant_method="bnb-8bit", **options)
+
+
+@pytest.mark.parametrize("targets", ["all-linear", "down_proj"])
+def test_no_more_is_required_than_is_run(targets: str) -> None:
+    """Phi-3's products of one row, not checkpointed: the first layer's input needs no gradient."""
+    asked = {"method": "lora", "max_length": 512, "gradient_checkpointing": False, "lora_target_modules": targets}
+    (found,) = estimate("microsoft/Phi-3-mini-4k-instruct", gpu="h100-sxm5-80gb", **asked)
+    assert found.mfu is not None
+    assert found.hfu is not None
+    assert found.model_flops_per_step <= found.executed_flops_per_step
+    assert 0.0 < found.mfu <= found.hfu
 
 
 def test_every_product_counts_against_the_peak_of_its_own_dtype() -> None:
