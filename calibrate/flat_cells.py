@@ -52,8 +52,9 @@ def flat_by_default(row: Mapping[str, str], found: PublishedRun, mean: float) ->
     return lays_flat({**said, **added, "attn_implementation": run.attn_implementation})
 
 
-def unevenness_ends(run: Run, mean: float) -> tuple[Run, Run]:
-    """The run with samples all alike, and with samples as unlike as is assumed possible."""
-    ends = ends_of(run, options_of(mean, run))
+def unevenness_ends(timed: Run, run: Run, mean: float) -> tuple[Run, Run]:
+    """The timed run with samples all alike, and with samples as unlike as is assumed possible of those that are cut at
+    the row's own length (`run`)."""
+    ends = ends_of(timed, options_of(max(mean, 1.0), run))  # rounded, a mean of 1 may fall below it
     assert ends is not None, "only the mean of these samples is known"
     return ends

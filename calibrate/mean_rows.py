@@ -9,6 +9,7 @@ that lie end to end have no padding (`flat_cells`).
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
@@ -29,12 +30,28 @@ from tunecast.model.time import StepTime
 Read = Callable[[dict[str, str]], tuple[PublishedRun | None, str]]
 """What a row says, or why it is not read."""
 COLUMN = "mean_tokens"
+MEAN_SAID = re.compile(
+    r"[\s,;(]*\b(?:mean|average|avg\.?) (?:(?:sample )?len(?:gth)? )?(?:(?:is|of|about|around|approx\.?) )*[~\u2248]? ?"
+    r"(?P<n>\d[\d,]*+(?:\.\d+)?+)(?: tokens)?+(?! ?(?:a|per|tokens)\b)\)?(?: \((?:median|longest|max)[^()]*\))?",
+    re.IGNORECASE,
+)
+"""The mean length of samples in a cell about packing: ``no, mean length 668``."""
 FILLED = "samples fill seq_len"
 IN_TOKENS = ("tokens_per_s", "tokens_per_s_per_gpu")
 IN_SAMPLES = (
     "of samples that are not packed tokens/s may or may not count padding: write samples_per_s, or step_time_s of an "
     "optimizer step"
 )
+
+
+def with_mean(row: dict[str, str]) -> dict[str, str]:
+    """The row with the mean length of its samples in the column of its own, where the cell about packing has it."""
+    text = row.get("packed", "")
+    found = None if row.get(COLUMN) else MEAN_SAID.search(text)
+    if found is None:
+        return row
+    rest = (text[: found.start()] + text[found.end() :]).strip(" ,;")
+    return {**row, "packed": rest, COLUMN: found["n"]} if rest else row
 
 
 def mean_of(row: Mapping[str, str], run: Run) -> float | None:
@@ -90,7 +107,7 @@ def timed(step_of: Callable[[Run], StepTime], run: Run, rows: Rows) -> StepTime:
     each_s = {asked: seconds(asked) for asked in {*likely}}
     found = stretched(mean, sum(each_s[asked] for asked in likely) / len(likely) / mean.step_time_s.value)
     if rows.flat:
-        ends = unevenness_ends(timed_run(run, rows), rows.mean_tokens)
+        ends = unevenness_ends(timed_run(run, rows), run, rows.mean_tokens)
         found = found.unsure_between(*(seconds(asked) for asked in ends))
     if rows.shortest is None or rows.longest is None or rows.shortest == rows.longest:
         return found

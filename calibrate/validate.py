@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tunecast.calibrate.mean_rows import COLUMN, in_samples, is_padded, padded_memory, rows_of, timed
+from tunecast.calibrate.mean_rows import COLUMN, in_samples, is_padded, padded_memory, rows_of, timed, with_mean
 from tunecast.calibrate.published import PublishedRun, read_runs
 from tunecast.calibrate.row_faults import in_columns
 from tunecast.calibrate.run_end import OUT_OF_MEMORY, nothing_measured, out_of_memory
@@ -165,11 +165,11 @@ def _entry(row: dict[str, str]) -> Entry:
     ran_out = _out_of_memory(row)
     if row.get("set") == "auxiliary" and row.get("confidence") != "low":
         return Entry(id=row["id"], run=None, reason=AUXILIARY, out_of_memory=ran_out)
-    plain = {**row, "notes": row.get("notes", "").removeprefix(OUT_OF_MEMORY)}
+    plain = {**with_mean(row), "notes": row.get("notes", "").removeprefix(OUT_OF_MEMORY)}
     if ran_out:
         plain.pop("total_time_h", None)
     run, reason = _read(plain)
-    if row.get(COLUMN):
+    if plain.get(COLUMN):
         run, reason = in_samples(plain, run, reason, _read)
     elif run is None and is_padded(reason) and "packed" in row:
         run, other = padded_memory(plain, _read)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import tunecast
-from tunecast.calibrate.mean_rows import rows_of
+from tunecast.calibrate.mean_rows import rows_of, with_mean
 from tunecast.calibrate.run_columns import meant_by
 from tunecast.calibrate.validate import Entry, judge, read_entries
 from tunecast.model.priors import load_priors
@@ -50,6 +50,33 @@ def test_a_row_takes_what_the_same_estimate_takes(cells: dict[str, str], same: d
     assert judged.prediction is not None
     (told,) = tunecast.estimate("meta-llama/Llama-3.1-8B", **{**SAME, **same})
     assert judged.prediction.step.step_time_s.value == pytest.approx(told.step_time_s.value, rel=0.005)
+
+
+@pytest.mark.parametrize(
+    ("text", "packed", "mean"),
+    [
+        ("no, mean length 600", "no", "600"),
+        ("no, cut at 4096, average length of about 612.5 tokens", "no, cut at 4096", "612.5"),
+        ("no (mean length 1,024)", "no", "1,024"),
+        ("no, mean length 241.6 (median 217, longest 820)", "no", "241.6"),
+        ("no, mean about 300 tokens a sample", "no, mean about 300 tokens a sample", None),  # rows of that length
+        ("no, mean length not stated", "no, mean length not stated", None),
+        ("mean length 600", "mean length 600", None),  # whether they are packed is not said
+    ],
+)
+def test_a_mean_length_in_the_cell_about_packing_is_that_of_its_own_column(
+    text: str, packed: str, mean: str | None
+) -> None:
+    found = with_mean({"packed": text})
+    assert (found["packed"], found.get("mean_tokens")) == (packed, mean)
+
+
+def test_a_mean_in_either_cell_is_the_same_row() -> None:
+    own, beside = read(mean_tokens="600"), read(mean_tokens=None, packed="no, mean length 600")
+    assert own.run is not None
+    assert beside.run is not None
+    assert beside.run.run == own.run.run
+    assert beside.run.tokens_per_s == own.run.tokens_per_s
 
 
 def test_samples_and_the_time_of_a_step_say_the_same() -> None:
@@ -248,6 +275,8 @@ def test_rows_in_the_order_of_their_lengths_are_shorter() -> None:
     [
         ({}, {}),
         ({"mean_tokens": "1500", "gpus": "8", "parallelism": "zero3"}, {"mean_tokens": 1500, "num_gpus": 8}),
+        ({"mean_tokens": "1500", "seq_len": "2048"}, {"mean_tokens": 1500, "max_length": 2048}),  # rounded below it
+        ({"mean_tokens": "1", "samples_per_s": "800"}, {"mean_tokens": 1}),
         ({"packed": "padding-free, grouped by length", "gpus": "4", "parallelism": "ddp"}, {"num_gpus": 4}),
         ({"micro_batch": "1", "seq_len": "600"}, {"per_device_train_batch_size": 1, "max_length": 600}),
     ],
