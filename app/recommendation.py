@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -75,6 +75,8 @@ class Recommendation:
     save_steps: int | None = None
     save_total_limit: int | None = None
     """Checkpoints that were asked for, which the plans' time and price count."""
+    otherwise: Callable[[Picked, Mapping[str, Any]], Forecast] | None = field(default=None, repr=False, compare=False)
+    """The forecast of a plan with some run options changed, on its card and from its offer."""
 
     @property
     def cheapest(self) -> Picked | None:

@@ -14,7 +14,9 @@ from tunecast.model.read_numbers import number_above_zero, number_that, plain_nu
 from tunecast.model.units import gib
 
 if TYPE_CHECKING:
+    from tunecast.asked import Asked
     from tunecast.model.amount import Amount
+    from tunecast.model.forecast import Forecast
     from tunecast.model.market import Limits, Search
     from tunecast.model.plans import Job
     from tunecast.model.recommend import Choice
@@ -42,6 +44,7 @@ def recommend(
     purchase: Sequence[str] = (),
     usd_per_gpu_hour: float | None = None,
     prices: str | Path | Iterable[str | Path] = (),
+    written: Iterable[str] = (),
     **options: Any,
 ) -> Recommendation:
     """What to rent: the cheapest, the fastest and the balanced plan of a run over all GPUs, counts and offers.
@@ -50,7 +53,8 @@ def recommend(
     split, checkpointing, sharding, tensor and pipeline parallelism of a stack that splits layers, and the parts of long
     rows (context parallelism) are chosen unless given. `methods` are compared with each other; `deadline` is hours, or
     text such as ``"36h"`` and ``"2d"``; `budget` US dollars; `spot` also takes interruptible offers, and `purchase`
-    other kinds (community, marketplace, reserved, committed).
+    other kinds (community, marketplace, reserved, committed). `written` names training files that a plan is to be
+    written to (trl, axolotl, llama-factory): plans that one of them cannot say are left out.
     Raises InputError for what cannot be used, with what to type instead.
     """
     from tunecast.asking import gpu_names, several_paths
@@ -72,7 +76,7 @@ def recommend(
         usd_per_gpu_hour=_above_zero("--usd-per-gpu-hour", usd_per_gpu_hour),
     )
     search, notes = _search(
-        model, options, _several(methods), max_gpus, global_batch, limits, around, several_paths(prices)
+        model, options, _several(methods), max_gpus, global_batch, limits, around, several_paths(prices), tuple(written)
     )
     targets = _rentable(names, fitted_records(records, device_ids(names)))
     _check_bridges(search, targets)
@@ -174,6 +178,7 @@ def _search(
     limits: Limits,
     around: Any,
     prices: tuple[str | Path, ...],
+    written: tuple[str, ...],
 ) -> tuple[Search, tuple[str, ...]]:
     """The question that every card is asked."""
     from tunecast.asked import read_asked, with_saves
@@ -189,6 +194,7 @@ def _search(
         global_batch,
         gpu_counts,
         only_count,
+        refused_by_files,
         refused_spreads,
     )
     from tunecast.model.read_numbers import whole_number
@@ -199,6 +205,7 @@ def _search(
     bound = options.get("num_gpus") if max_gpus is None else None
     refuse_unscreened(options)
     asked = read_asked(model, with_tokenizer(model, options), as_stored=set(methods or ("qlora",)) == {"qlora"})
+    asked, by_file = as_its_file(asked, written)
     around, saved = with_saves(around, asked)
     if not any(asked.options.get(name) is not None for name in AMOUNTS):
         raise InputError(f"What to rent for {model} depends on how much it trains; add --tokens 10M, for example.")
@@ -221,9 +228,10 @@ def _search(
         counts=usable,
         batch=total,
         weights=asked.weights,
+        written=written,
     )
     uneven = [count for count in counts if count not in usable]
-    notes = [*asked.notes, *saved]
+    notes = [*asked.notes, *by_file, *saved]
     if bound is not None:
         notes.append(
             f"--num-gpus {bound} binds: no other number of GPUs was tried; --max-gpus {most} beside it tries up to "
@@ -233,7 +241,7 @@ def _search(
         words = ", ".join(map(str, uneven))
         notes.append(f"a global batch of {total.samples} {UNDIVIDED} {words} GPUs: --global-batch changes it")
     amount = _amount(job)
-    notes += refused_spreads(job)
+    notes += [*refused_spreads(job), *refused_by_files(job)]
     if shared.get("sharding") not in (None, "none") and inner in usable:
         notes.append(f"--sharding {shared['sharding']} is that of plans over several GPUs; one GPU shards nothing")
     search = Search(
@@ -245,6 +253,16 @@ def _search(
         gpus_fixed=bound is not None,
     )
     return search, tuple(notes)
+
+
+def as_its_file(asked: Asked, written: Sequence[str]) -> tuple[Asked, tuple[str, ...]]:
+    """The question with the stack of the one file that its plan is written to, where nothing says another and that
+    framework runs what no field of its file turns off: TRL makes tiles of the logits."""
+    decided = [name for name in ("stack", "loss_type") if asked.options.get(name) is not None]
+    if tuple(written) != ("trl",) or decided:
+        return asked, ()
+    own = replace(asked, options={**asked.options, "stack": "trl"}, origins={**asked.origins, "stack": "searched"})
+    return own, ("planned as TRL runs it, whose file is written; --stack hf-peft plans the plain Trainer",)
 
 
 def refuse_unscreened(options: Mapping[str, Any]) -> None:
@@ -288,6 +306,12 @@ def _answer(search: Search, choice: Choice, screened: int, notes: tuple[str, ...
     job = search.job
     question = Question(architecture=job.architecture, options=job.options, option_origins=job.option_origins)
     front = tuple(Picked(candidate=c, forecast=full_forecast(question, search, c)) for c in choice.front)
+
+    def otherwise(picked: Picked, changes: Mapping[str, Any]) -> Forecast:
+        plan = picked.candidate.plan
+        changed = replace(plan, options={**plan.options, **changes})
+        return full_forecast(question, search, replace(picked.candidate, plan=changed))
+
     balance = None if not front else next(p for p in front if p.candidate is choice.balance)
     return Recommendation(
         model=job.architecture.name,
@@ -304,6 +328,7 @@ def _answer(search: Search, choice: Choice, screened: int, notes: tuple[str, ...
         amount_options=dict(job.options),
         save_steps=search.around.save_steps,
         save_total_limit=search.around.save_total_limit,
+        otherwise=otherwise,
     )
 
 

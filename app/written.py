@@ -63,6 +63,13 @@ def read_asked_files(asked: Sequence[str], pick: str) -> list[tuple[str, Path]]:
     return found
 
 
+def training_kinds(asked: Sequence[tuple[str, Path]]) -> tuple[str, ...]:
+    """Kinds of training file that are written: TRL's beside rental tasks alone, none where nothing is written."""
+    kinds = [kind for kind, _ in asked]
+    found = tuple(kind for kind in TRAINING if kind in kinds)
+    return found or (TRAINING[:1] if kinds else ())
+
+
 def write_plan(found: Recommendation, asked: Sequence[tuple[str, Path]], pick: str) -> list[Written]:
     """Write the picked plan, all files or none; a rental task without a training file beside it gets TRL's."""
     picked = getattr(found, pick)
@@ -70,9 +77,9 @@ def write_plan(found: Recommendation, asked: Sequence[tuple[str, Path]], pick: s
         return []
     wanted = list(asked)
     kinds = {kind: path for kind, path in wanted}
-    training = next((kind for kind in TRAINING if kind in kinds), None)
-    if training is None:
-        training, first = "trl", wanted[0][1]
+    training = training_kinds(wanted)[0]
+    if training not in kinds:
+        first = wanted[0][1]
         kinds[training] = first.with_name(f"{first.name.split('.')[0]}-train.yaml")
         wanted.insert(0, (training, kinds[training]))
     made = [
@@ -131,6 +138,7 @@ def _training(found: Recommendation, picked: Picked, pick: str, kind: str, path:
         f"{name} is {_shown(value)} in this file's framework, {_shown(getattr(forecast.run, name))} in the forecast"
         for name, value in other.items()
     ]
+    notes += own_forecast(found, picked, kind, other)
     if packages := packages_of(forecast.run):
         notes.append(f"the forecast is of a machine with {' and '.join(packages)}: pip install {' '.join(packages)}")
     notes += resumed
@@ -154,6 +162,47 @@ def _training(found: Recommendation, picked: Picked, pick: str, kind: str, path:
         rows += f", and samples are cut at {forecast.run.max_length} tokens, as the forecast counts them"
     lines = [*head_lines(found, picked, pick), f"Put your data where {DATASET} stands; {rows}.", NOT_SAID]
     return Written(kind=kind, path=path, notes=tuple(notes)), _dumped([*lines, *notes], mapping)
+
+
+CURES = {"axolotl": "--stack axolotl --loss-type cut_cross_entropy", "llama-factory": "--stack liger"}
+"""What keeps logits small in files that cannot say the plan's own loss path."""
+AS_MUCH = 0.01
+"""Share by which time and money of a file may differ from its plan's untold."""
+
+
+def own_forecast(found: Recommendation, picked: Picked, kind: str, other: Mapping[str, Any]) -> list[str]:
+    """What the file takes where its framework runs otherwise than the plan, as far as that can be forecast.
+
+    Raises NotSupportedError for a file whose run does not fit."""
+    if not other or found.otherwise is None:
+        return []
+    from tunecast.model.configs.write import a_file
+
+    try:
+        own = found.otherwise(picked, other)
+    except (InputError, NotSupportedError):  # a layout that only its framework has
+        return []
+    cards = f"{picked.candidate.num_gpus} x {own.gpu}"
+    if own.verdict == "no":
+        instead = CURES[kind] if "loss_type" in other and kind in CURES else f"--stack {kind}"
+        raise NotSupportedError(
+            f"{a_file(kind)} of this plan does not fit {cards}, since it runs with {_in_words(other)}; type {instead}, "
+            "which its file says."
+        )
+    told = []
+    if (own.fit_probability or 0.0) < found.limits.min_fit_confidence:
+        told.append(f"so this file fits {cards} with a probability of {own.fit_probability or 0.0:.0%} alone")
+    planned = picked.forecast
+    pairs = ((own.total_time_h, planned.total_time_h), (own.cost_usd, planned.cost_usd))
+    if any(mine and theirs and abs(mine.value / theirs.value - 1.0) >= AS_MUCH for mine, theirs in pairs):
+        assert own.total_time_h is not None
+        assert own.cost_usd is not None
+        told.append(f"so this file's own forecast is {own.total_time_h.value:.2f} h and ${own.cost_usd.value:.2f}")
+    return told
+
+
+def _in_words(changes: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {_shown(value)}" for name, value in changes.items() if name != "stack_version")
 
 
 def saved(kind: str, found: Recommendation, forecast: Forecast) -> tuple[dict[str, Any], list[str]]:

@@ -28,7 +28,7 @@ from tunecast.model.question import RUN_OPTIONS_ELSEWHERE
 from tunecast.model.read_numbers import whole_number
 from tunecast.model.resolve import ASSUMED, Resolved, resolve_run
 from tunecast.model.resolve_parallel import FSDP, GPUS_PER_NODE
-from tunecast.model.rows import held_run, with_padding
+from tunecast.model.rows import held_run, unpacked_rows, with_padding
 from tunecast.model.run import Run
 from tunecast.model.stacks import shardings_of
 from tunecast.model.target import Target
@@ -246,6 +246,16 @@ class Job:
     batch: GlobalBatch
     weights: str = ""
     """The hub's name of what is trained, where it is not the catalog's."""
+    written: tuple[str, ...] = ()
+    """Training files that the plan is to be written to: what one of them cannot say is no plan."""
+
+    def refuse_unwritten(self, run: Run) -> None:
+        """Raise NotSupportedError for a run that one of the files cannot say."""
+        from tunecast.model.configs.write import refuse_unwritten
+
+        packed = unpacked_rows(run, self.options) is None if self.written else True
+        for kind in self.written:
+            refuse_unwritten(kind, run, packed=packed)
 
     def resolve(self, options: Mapping[str, Any], like: Target | None = None) -> Resolved:
         """The run that options mean on a card of this kind (`kind_of_card`); None: of the newest kind."""
@@ -284,6 +294,20 @@ def plans_that_may_fit(job: Job, like: Target, *, roomiest_bytes: float) -> list
     return found
 
 
+def refused_by_files(job: Job) -> tuple[str, ...]:
+    """A sentence of the plans that the files to be written cannot say, where there are any."""
+    for line in lines(job.options, job.methods, job.counts, job.batch.samples, job.architecture.num_layers):
+        try:
+            run = job.resolve(line_options(job.options, line, 1, job.batch.samples)).run
+        except (InputError, NotSupportedError):
+            continue
+        try:
+            job.refuse_unwritten(run)
+        except NotSupportedError as error:
+            return (f"plans that the file to be written cannot say were left out: {error}",)
+    return ()
+
+
 def refused_spreads(job: Job) -> tuple[str, ...]:
     """A sentence for each method of which no plan over several GPUs can be had, with what resolving says."""
     every = lines(job.options, job.methods, job.counts, job.batch.samples, job.architecture.num_layers)
@@ -317,15 +341,16 @@ def _line_plans(job: Job, line: _Line, like: Target, *, roomiest_bytes: float) -
             continue  # micro-batches take turns in as many stages
         try:
             template = template or job.resolve(options, like)
+            run = replace(
+                template.run,
+                per_device_train_batch_size=micro_batch,
+                gradient_accumulation_steps=options["gradient_accumulation_steps"],
+            )
+            job.refuse_unwritten(run)
         except (InputError, NotSupportedError):
-            if micro_batch == sizes[-1]:
+            if micro_batch == sizes[-1] and not known:
                 raise
             continue  # what needs one micro-batch a step (an update in the backward)
-        run = replace(
-            template.run,
-            per_device_train_batch_size=micro_batch,
-            gradient_accumulation_steps=options["gradient_accumulation_steps"],
-        )
         held = held_run(run, job.options)
         allocated_bytes = float(memory_of(job.architecture, [held], "cuda").allocated_bytes[0])
         if allocated_bytes > roomiest_bytes:

@@ -91,7 +91,7 @@ def recommend(
     from tunecast.catalogs.errors import TunecastError
     from tunecast.cli.progress import spinner
     from tunecast.plots import check_plot_path
-    from tunecast.written import read_asked_files, with_written, write_plan
+    from tunecast.written import read_asked_files, training_kinds, with_written, write_plan
 
     wanted = read_asked_files(write or [], pick)
     if plot is not None:
@@ -106,6 +106,7 @@ def recommend(
             **amount,
             **parallel,
             **around,
+            written=training_kinds(wanted),
         )
     try:
         written = write_plan(found, wanted, pick)

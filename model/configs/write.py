@@ -347,6 +347,11 @@ WRITERS: dict[str, Callable[[Architecture, Run, int], Mapped]] = {
 }
 
 
+def a_file(kind: str) -> str:
+    """A training file of this kind, as a sentence begins with it."""
+    return f"A{'n' if kind.startswith('a') else ''} {kind} file"
+
+
 def refuse_unwritten_degrees(kind: str, run: Run) -> None:
     """axolotl alone has a field of its own for sequences that GPUs split, under FlashAttention 2
     (``check_context_parallel_size`` of its schema)."""
@@ -357,22 +362,26 @@ def refuse_unwritten_degrees(kind: str, run: Run) -> None:
     plan, instead = (" ".join(f"--{n} {words.format(d)}" for n, d in degrees.items()) for words in ("{}", "1"))
     if by_axolotl:
         instead = f"--attn-implementation {FLASH_2} and write axolotl=FILE, or {instead}"
-    raise NotSupportedError(f"A {kind} file of a plan with {plan} is not built yet; add {instead}.")
+    raise NotSupportedError(f"{a_file(kind)} of a plan with {plan} is not built yet; add {instead}.")
 
 
-def refuse_unwritten(kind: str, run: Run) -> None:
+def refuse_unwritten(kind: str, run: Run, *, packed: bool) -> None:
     """Raise NotSupportedError for what files of this kind cannot say, with what to type instead."""
     if run.stack == STACK:
-        raise NotSupportedError(f"A {kind} file of a run by LitGPT's code is another run; leave --stack {STACK} out.")
+        raise NotSupportedError(f"{a_file(kind)} of a run by LitGPT's code is another run; leave --stack {STACK} out.")
     refuse_unwritten_degrees(kind, run)
+    if run.cp > 1 and packed and run.per_device_train_batch_size > 1:
+        raise NotSupportedError(
+            f"axolotl splits packed rows (--cp {run.cp}) one at a time alone; add --per-device-train-batch-size 1."
+        )
     if offloads_alone(run) and kind != "trl":
         raise NotSupportedError(
-            f"A {kind} file of a plan with --offload {run.offload} on one GPU is not built yet; write trl=FILE, or "
+            f"{a_file(kind)} of a plan with --offload {run.offload} on one GPU is not built yet; write trl=FILE, or "
             "type --offload none."
         )
     if run.sharding not in ("none", *TRL_PRESETS):
         raise NotSupportedError(
-            f"A {kind} file of a plan with --sharding {run.sharding} is not built yet; use --sharding fsdp, ddp, "
+            f"{a_file(kind)} of a plan with --sharding {run.sharding} is not built yet; use --sharding fsdp, ddp, "
             "zero1, zero2 or zero3."
         )
     if run.sharding == "fsdp" and kind == "llama-factory":
@@ -382,7 +391,7 @@ def refuse_unwritten(kind: str, run: Run) -> None:
         )
     if run.samples_unevenness is not None and kind not in FLAT_FIELDS:
         raise NotSupportedError(
-            f"A {kind} file cannot lay samples end to end without packing them, as this plan does; add --packing, or "
+            f"{a_file(kind)} cannot lay samples end to end without packing them, as this plan does; add --packing, or "
             f"write another: {', '.join(FLAT_FIELDS)}."
         )
     if run.base_quantization not in (None, "bnb-4bit", EIGHT_BITS):
@@ -392,7 +401,7 @@ def refuse_unwritten(kind: str, run: Run) -> None:
         )
     if run.quantize_moe_experts and kind != "axolotl":
         raise NotSupportedError(
-            f"A {kind} file cannot ask for stacked experts in 4 bits, as this plan has them; write axolotl=FILE."
+            f"{a_file(kind)} cannot ask for stacked experts in 4 bits, as this plan has them; write axolotl=FILE."
         )
     stacked = on_parameters(run.lora_target_modules)
     if kind == "llama-factory" and stacked:
@@ -422,11 +431,7 @@ def config_for(
 
     axolotl ends at ``max_steps`` or after its epochs, whichever comes first; the others at ``max_steps``.
     """
-    refuse_unwritten(kind, run)
-    if run.cp > 1 and packed and run.per_device_train_batch_size > 1:
-        raise NotSupportedError(
-            f"axolotl splits packed rows (--cp {run.cp}) one at a time alone; add --per-device-train-batch-size 1."
-        )
+    refuse_unwritten(kind, run, packed=packed)
     named = replace(architecture, name=weights or architecture.name)
     mapping = WRITERS[kind](named, run, steps) | (long_cut(kind, packed=packed) if cut else {})
     if kind == "axolotl":

@@ -166,14 +166,14 @@ def test_a_file_keeps_the_weights_and_epochs_that_were_asked_for(tmp_path: Path)
         "datasets: [{path: mine, type: alpaca}]\nlearning_rate: 0.0001\n",
         encoding="utf-8",
     )
-    plan = recommend(str(source), gpu="l40s-48gb", max_gpus=1, tokens="1M")
+    plan = recommend(str(source), gpu="h100-sxm5-80gb", max_gpus=1, tokens="1M")
     files = {kind: tmp_path / f"{kind}.yaml" for kind in TRAINING}
     write_plan(plan, read_asked_files([f"{kind}={path}" for kind, path in files.items()], "cheapest"), "cheapest")
     for kind, path in files.items():
         text = path.read_text(encoding="utf-8")
         assert "Mistral-Small-24B-Instruct-2501" in text
         assert "learning rate" in text.partition("base_model")[0]
-        (again,) = estimate(str(path), gpu="l40s-48gb", tokens="1M", num_gpus=1)
+        (again,) = estimate(str(path), gpu="h100-sxm5-80gb", tokens="1M", num_gpus=1)
         assert plan.cheapest is not None
         if kind != "llama-factory":  # which the catalog's rows of padded samples would move
             assert again.total_time_h is not None
@@ -227,6 +227,91 @@ def test_axolotl_splits_packed_rows_one_at_a_time() -> None:
     run = resolve_run(architecture, {**RING, "per_device_train_batch_size": 2}).run
     with pytest.raises(NotSupportedError, match="add --per-device-train-batch-size 1"):
         config_for("axolotl", architecture, run, 250)
+
+
+WIDE: dict[str, Any] = {"method": "lora", "max_length": 8192, "tokens": "10M", "gpu": "rtx-4090-24gb", "max_gpus": 1}
+"""Logits decide whether such a run fits the card."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "asked", "runs", "cure"),
+    [
+        ("axolotl", {"loss_type": "chunked_nll"}, "loss_type nll", "--stack axolotl --loss-type cut_cross_entropy"),
+        ("llama-factory", {"loss_type": "chunked_nll"}, "loss_type nll", "--stack liger"),
+    ],
+)
+def test_a_file_whose_own_run_does_not_fit_is_refused(
+    kind: str, asked: dict[str, Any], runs: str, cure: str, tmp_path: Path
+) -> None:
+    plan = recommend("meta-llama/Llama-3.1-8B", **WIDE, **asked)
+    path = tmp_path / "f.yaml"
+    with pytest.raises(NotSupportedError, match=f"does not fit 1 x rtx-4090-24gb, .*{runs}.*type {cure}"):
+        write_plan(plan, [(kind, path)], "cheapest")
+    assert not path.exists()
+    words = cure.split()
+    stated = {name[2:].replace("-", "_"): value for name, value in zip(words[::2], words[1::2], strict=True)}
+    cured = recommend("meta-llama/Llama-3.1-8B", **WIDE, **stated, written=(kind,))
+    assert cured.cheapest is not None
+    write_plan(cured, [(kind, path)], "cheapest")
+    (again,) = estimate(path, gpu="rtx-4090-24gb", tokens="10M")
+    assert again.verdict == "fits"
+    assert again.cost_usd is not None
+    assert cured.cheapest.forecast.step_time_s is not None
+    assert again.step_time_s is not None
+    assert again.step_time_s.value == pytest.approx(cured.cheapest.forecast.step_time_s.value)
+
+
+def test_a_file_that_runs_otherwise_has_a_forecast_of_its_own(tmp_path: Path) -> None:
+    """TRL makes tiles of the logits, the plain Trainer does not."""
+    options: dict[str, Any] = {"method": "full", "tokens": "10M", "gpu": "l40s-48gb", "max_gpus": 1}
+    plan, path = recommend("gpt2", **options), tmp_path / "t.yaml"
+    (written,) = write_plan(plan, [("trl", path)], "cheapest")
+    told = next(note for note in written.notes if note.startswith("so this file's own forecast is "))
+    (again,) = estimate(path, gpu="l40s-48gb", tokens="10M")
+    assert again.total_time_h is not None
+    assert f"{again.total_time_h.value:.2f} h" in told
+
+
+def test_a_plan_that_is_written_for_trl_alone_is_planned_as_trl_runs_it(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"method": "full", "tokens": "10M", "gpu": "l40s-48gb", "max_gpus": 1}
+    plan, path = recommend("gpt2", **options, written=("trl",)), tmp_path / "t.yaml"
+    assert plan.cheapest is not None
+    assert plan.cheapest.forecast.run.stack == "trl"
+    assert any("--stack hf-peft" in note for note in plan.notes)
+    (written,) = write_plan(plan, [("trl", path)], "cheapest")
+    assert not [note for note in written.notes if "forecast" in note]
+    for asked in ({"stack": "hf-peft"}, {"loss_type": "nll"}):
+        own = recommend("gpt2", **options, **asked, written=("trl",)).cheapest
+        assert own is not None
+        assert own.forecast.run.stack == "hf-peft"
+    both = recommend("gpt2", **options, written=("trl", "axolotl")).cheapest
+    assert both is not None
+    assert both.forecast.run.stack == "hf-peft"
+
+
+def test_plans_that_the_file_cannot_say_are_left_out() -> None:
+    """At 65,536 tokens one H100 has no room, and rows in parts, which LLaMA-Factory has not, have."""
+    options: dict[str, Any] = {"method": "lora", "max_length": 65536, "tokens": "10M", "gpu": "h100-sxm5-80gb"}
+    free = recommend(MODEL, **options).cheapest
+    assert free is not None
+    assert free.forecast.run.cp > 1
+    tiled = recommend(MODEL, **options, stack="liger", written=("llama-factory",))
+    assert tiled.cheapest is not None
+    assert {picked.forecast.run.cp for picked in tiled.front} == {1}
+    assert any("cannot say were left out" in note for note in tiled.notes)
+    none = recommend(MODEL, **options, written=("llama-factory",))
+    assert none.cheapest is None
+    split = recommend(MODEL, **options, attn_implementation="flash_attention_2", written=("axolotl",)).cheapest
+    assert split is not None
+    assert config_for("axolotl", split.forecast.architecture, split.forecast.run, 10)["context_parallel_size"] > 1
+
+
+def test_sharding_that_the_file_cannot_say_is_not_planned(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"method": "full", "tokens": "10M", "gpu": "h100-sxm5-80gb", "max_length": 2048}
+    plan = recommend(MODEL, **options, written=("llama-factory",))
+    assert plan.cheapest is not None
+    assert plan.cheapest.forecast.run.sharding == "zero3"
+    write_plan(plan, [("llama-factory", tmp_path / "l.yaml")], "cheapest")
 
 
 def test_deepspeed_is_installed_where_it_offloads_on_one_gpu(tmp_path: Path) -> None:
