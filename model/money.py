@@ -200,7 +200,8 @@ def _on_demand(question: Question, target: Target, num_gpus: int) -> Price | Non
 
 TOLD = (
     "whole instances", "lowest ask", "median ask", SEPARATE, "NVLink rack", "the price is", "the whole term",
-    "one-GPU listing", "machine size is not stated",
+    "one-GPU listing", "machine size is not stated", "spot equal to", "half of that day", "of on-demand in this file",
+    "resale listing",
 )  # fmt: skip
 """Words of an offer's notes that concern whoever pays."""
 

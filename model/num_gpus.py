@@ -175,7 +175,7 @@ def _batch_words(question: Question, target: Target) -> str:
     if run.dp == 1:
         return ""
     samples = run.per_device_train_batch_size * run.gradient_accumulation_steps * run.dp
-    return f"; each of {run.dp} copies of the model trains its own samples, so the global batch is {samples}"
+    return f"; each of {run.dp} data-parallel ranks trains its own samples, so the global batch is {samples}"
 
 
 def _why(counts: list[int], deadline_h: float | None) -> str:

@@ -15,7 +15,7 @@ def test_the_batch_that_copies_add_up_to_is_told() -> None:
     assert samples * found.run.max_length == found.run.tokens_per_step
     (note,) = [note for note in found.notes if note.startswith("--num-gpus auto")]
     assert note.endswith(
-        f"each of {found.run.dp} copies of the model trains its own samples, so the global batch is {samples}"
+        f"each of {found.run.dp} data-parallel ranks trains its own samples, so the global batch is {samples}"
     )
     (alone,) = tunecast.estimate("meta-llama/Llama-3.1-8B", gpu="l40s-48gb", tokens="20M", num_gpus="auto")
     assert alone.run.num_gpus == 1

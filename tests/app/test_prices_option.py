@@ -74,3 +74,11 @@ def test_a_table_tells_the_ages_in_one_line(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_gpu_without_a_price_has_none() -> None:
     (forecast,) = tunecast.estimate(MODEL, gpu="mi350x-288gb", tokens="1M")
     assert (forecast.offer, forecast.cost_usd, forecast.cost_per_million_tokens_usd) == (None, None, None)
+
+
+def test_what_makes_a_spot_price_doubtful_is_told() -> None:
+    (found,) = tunecast.estimate("Qwen/Qwen2.5-0.5B", gpu="h100-sxm5-80gb", tokens="10M", spot=True)
+    assert found.offer is not None
+    doubts = {note for note in found.offer["notes"] if "on-demand price" in note}
+    assert doubts
+    assert doubts <= {*found.notes}
