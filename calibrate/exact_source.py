@@ -33,7 +33,7 @@ REQUIRED_BACKWARD = 2.0 / 2.5
 ONE_GPU: dict[str, Any] = {
     "num_gpus": 1, "sharding": "none", "gpus_per_node": 8, "sync_each_micro_batch": False, "stack": "hf-peft",
     "stack_version": "", "paged_bytes": 0, "overlap_comm": False, "reduce_dtype": None,
-    "reduce_bucket_size": BUCKET_ELEMENTS,
+    "reduce_bucket_size": BUCKET_ELEMENTS, "loads_on_gpu": None,
 }  # fmt: skip
 """Fields that change nothing in what one GPU runs by itself."""
 TRACED = (

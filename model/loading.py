@@ -6,8 +6,10 @@ quantized models out (``is_deepspeed_zero3_enabled() and not is_quantized``, mod
 core_model_loading.py knows no FSDP. FSDP and ZeRO-3 share it out afterwards ("VRAM spike", accelerate
 utils/fsdp_utils.py), so that a card that holds its share may not hold the model that it is cut from. Before version 5
 FSDP's first process of a machine loaded it in host memory (``_load_state_dict_into_meta_model`` of 4.49), and so does
-axolotl under FSDP (``fsdp_config.cpu_ram_efficient_loading``, loaders/model.py of 0.19). A base in 16 bits is loaded in
-host memory under FSDP, and in shares under ZeRO-3.
+axolotl under FSDP (``fsdp_config.cpu_ram_efficient_loading``, loaders/model.py of 0.19; without it every process has a
+quantized base whole). A base in 16 bits is loaded in host memory under FSDP, and in shares under ZeRO-3, but by
+LLaMA-Factory whole on every card where its own file alone asks for FSDP: transformers hears of it when its model is
+there (``device_map`` of hparams/parser.py and model/patcher.py of 0.9.5). Files that do so set ``loads_on_gpu``.
 
 Left out: the 16-bit copies of the few weights that are being quantized.
 """
@@ -32,10 +34,14 @@ LOADED = ("weights", "quantized", "adapters")
 
 
 def loads_whole(run: Run) -> bool:
-    """Whether every process has the whole quantized base on its card before GPUs share it."""
-    if run.base_quantization is None or not run.base_quantization.startswith("bnb") or run.num_gpus == 1:
+    """Whether every process has the whole base on its card before GPUs share it."""
+    if run.num_gpus == 1 or not shards_of(run).weights:
         return False
-    if run.stack not in LOADERS or run.hf_code != "5" or not shards_of(run).weights:
+    if run.loads_on_gpu is not None:
+        return run.loads_on_gpu
+    if run.base_quantization is None or not run.base_quantization.startswith("bnb"):
+        return False
+    if run.stack not in LOADERS or run.hf_code != "5":
         return False
     return not (run.stack in OF_HOST and run.sharding in FSDP)
 
@@ -44,7 +50,7 @@ def loading_parts(architecture: Architecture, run: Run) -> Mapping[str, int]:
     """Bytes on one GPU when everything is loaded and nothing is shared yet, by part; empty where that never is."""
     if not loads_whole(run):
         return {}
-    parts = static_parts(architecture, replace(run, sharding="none", num_gpus=1))
+    parts = static_parts(architecture, replace(run, sharding="none", num_gpus=1, master_dtype=None))
     return {part: parts[part] for part in LOADED}
 
 
@@ -54,9 +60,17 @@ def loading_notes(architecture: Architecture, run: Run, peak_moment: str) -> tup
     if not parts or peak_moment != "load":
         return ()
     whole = f"{gib(sum(parts.values())):.1f} GiB"
+    if run.loads_on_gpu:
+        told = (
+            f"the peak is that of loading: every GPU has the whole base ({whole}) before {run.sharding} shares it; "
+            "--no-loads-on-gpu is a loader that keeps it in host memory (axolotl with cpu_ram_efficient_loading: true, "
+            "LLaMA-Factory by accelerate launch with an FSDP file)"
+        )
+        return (told,)
+    checkpoints = "" if not run.gradient_checkpointing else " --gradient-checkpointing"
     told = (
         f"the peak is that of loading: transformers 5 puts the whole quantized base ({whole}) on every GPU before "
-        f"{run.sharding} shares it; --stack axolotl --sharding fsdp loads it in host memory, as "
+        f"{run.sharding} shares it; --stack axolotl --sharding fsdp{checkpoints} loads it in host memory, as "
         "transformers 4 does (--hf-code 4.49)"
     )
     return (told,)

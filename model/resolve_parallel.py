@@ -173,6 +173,11 @@ def take_sharding(fields: Fields) -> None:
     values["overlap_comm"] = beside and sharding in ("zero1", "zero2")
     if beside and not values["overlap_comm"] and is_typed(fields, "overlap_comm"):
         fields.notes.append("--overlap-comm says what ZeRO-1 and ZeRO-2 do; without them it changes nothing.")
+    fields.take("loads_on_gpu", None, "stack-default")
+    if sharding not in FSDP and fields.origins.get("loads_on_gpu") == "file":
+        values["loads_on_gpu"] = None  # a training file's FSDP, which another sharding replaced
+    if copies == 1 and is_typed(fields, "loads_on_gpu"):
+        fields.notes.append("--loads-on-gpu is of a base that GPUs share; with one copy it changes nothing.")
     if sharding not in ZERO and is_typed(fields, "reduce_bucket_size"):
         fields.notes.append("--reduce-bucket-size says what DeepSpeed's ZeRO does; without it it changes nothing.")
 

@@ -170,6 +170,9 @@ class Run:
     """``ring`` passes keys and values around, ``ulysses`` exchanges heads for tokens."""
     offload: str = "none"
     """What lives in host memory: ``none``, ``optimizer`` (its state and update), ``all`` (parameters too)."""
+    loads_on_gpu: bool | None = None
+    """Whether every GPU holds the whole base while it loads, before FSDP or ZeRO-3 shares it; None: as the stack's
+    loader does (`loading`)."""
     sync_each_micro_batch: bool = False
     """Whether gradients are reduced after every micro-batch: a trainer that accumulates without ``no_sync``."""
     overlap_comm: bool = False

@@ -235,7 +235,7 @@ def tape_run(run: Run) -> Run:
     version = 1 if run.holds_checkpoints else 2
     alone: dict[str, Any] = {"num_gpus": 1, "sharding": "none", "offload": "none", "gpus_per_node": 1}
     alone |= {"stack_version": "", "paged_bytes": 0, "overlap_comm": False, "reduce_dtype": None, "weights_stay": False}
-    alone |= {"reduce_bucket_size": BUCKET_ELEMENTS, "trainer_loop": is_widened(run)}
+    alone |= {"reduce_bucket_size": BUCKET_ELEMENTS, "trainer_loop": is_widened(run), "loads_on_gpu": None}
     if splits_tokens(run):
         deepspeed = run.sharding in ("zero2", "zero3")
         alone["sharding"] = "fsdp" if run.sharding in FSDP else "zero2" if deepspeed else "none"

@@ -202,6 +202,11 @@ PARALLEL: Group = {
     "reduce_bucket_size": _machine(
         str, "Elements of ZeRO's bucket (DeepSpeed's default: 500000000); auto: hidden size squared.", metavar="N|auto"
     ),
+    "loads_on_gpu": _machine(
+        bool,
+        "Each GPU holds the whole base while it loads, before GPUs share it (default: as the stack does).",
+        "--loads-on-gpu/--no-loads-on-gpu",
+    ),
     "sync_each_micro_batch": _machine(
         bool,
         "Gradients are reduced after every micro-batch, without no_sync.",

@@ -294,10 +294,7 @@ def _spread(source: Source, draft: Draft) -> None:
     if configured:
         read_fsdp_config(source, draft, "fsdp_config", sharded=True, version_if_silent=version, knows_strategy=False)
         if draft.options["method"] == "qlora" and not source.on("fsdp_config.cpu_ram_efficient_loading"):
-            draft.note(
-                "fsdp_config.cpu_ram_efficient_loading is not on: every GPU holds the whole quantized model while it "
-                "loads, which is not counted here; add it."
-            )
+            draft.put("loads_on_gpu", True, "fsdp_config.cpu_ram_efficient_loading")
     elif mesh is not None:
         put_sharding(source, draft, "ddp", "dp_replicate_size")
 

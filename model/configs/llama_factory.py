@@ -238,6 +238,8 @@ def _data(source: Source, draft: Draft) -> None:
 def settle(draft: Draft) -> None:
     """Under FSDP 2, which accelerate's launcher tells it, checkpoints are not reentrant whatever the file says
     (``prepare_model_for_training`` of ``model_utils/checkpointing.py``)."""
+    if draft.options.get("sharding") in FSDP and not draft.their_fields.get("sharding", "").startswith("accelerate: "):
+        draft.put("loads_on_gpu", True, draft.their_fields.get("sharding"))
     launched = draft.their_fields.get("fsdp_version", "").startswith("accelerate: ")
     under_fsdp2 = launched and draft.options.get("sharding") in FSDP and draft.options.get("fsdp_version") == 2
     if under_fsdp2 and draft.options.get("reentrant"):

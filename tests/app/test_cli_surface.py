@@ -96,6 +96,8 @@ SPLIT = {"--pp-interleave", "--cp-kind", "--async-tp", "--no-async-tp", "--seque
 NODES = SPLIT | {
     "--overlap-comm",
     "--no-overlap-comm",
+    "--loads-on-gpu",
+    "--no-loads-on-gpu",
     "--reduce-bucket-size",
     "--fsdp-version",
     "--dp-shard-size",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -69,6 +70,68 @@ def test_other_loaders_hold_no_more_than_their_share(options: dict[str, Any]) ->
     run = run_of(**options)
     assert not loads_whole(run)
     assert loading_parts(load_architecture(MODEL), run) == {}
+
+
+def test_a_loader_of_ones_own_keeps_the_base_in_host_memory_or_does_not() -> None:
+    asked: dict[str, Any] = {"num_gpus": 4, "sharding": "fsdp"}
+    assert not loads_whole(run_of(**asked, loads_on_gpu=False))
+    assert loads_whole(run_of(**asked, stack="axolotl", loads_on_gpu=True))
+    assert not loads_whole(run_of(num_gpus=4, sharding="zero2", loads_on_gpu=True))
+    lora = run_of(**asked, method="lora", loads_on_gpu=True)
+    found = memory_timeline(load_architecture(MODEL), lora)
+    assert found.peak_moment == "load"
+    assert found.allocated_bytes > 2 * 70e9
+
+
+QLORA_FILE = """\
+base_model: meta-llama/Llama-3.1-70B
+adapter: qlora
+load_in_4bit: true
+lora_r: 16
+lora_target_linear: true
+sequence_len: 512
+micro_batch_size: 1
+bf16: true
+gradient_checkpointing: true
+datasets: [{path: mine, type: alpaca}]
+sample_packing: true
+pad_to_sequence_len: true
+fsdp_version: 2
+fsdp_config: {reshard_after_forward: true%s}
+"""
+FACTORY_FILE = """\
+model_name_or_path: meta-llama/Llama-3.1-70B
+stage: sft
+finetuning_type: lora
+dataset: mine
+cutoff_len: 512
+packing: true
+bf16: true
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "accelerate", "whole"),
+    [
+        (QLORA_FILE % "", None, True),
+        (QLORA_FILE % ", cpu_ram_efficient_loading: true", None, False),
+        (FACTORY_FILE + "fsdp: full_shard auto_wrap\n", None, True),
+        (FACTORY_FILE, "distributed_type: FSDP\nnum_processes: 4\nfsdp_config: {fsdp_version: 2}\n", False),
+    ],
+)
+def test_a_training_file_says_where_the_base_is_while_it_loads(
+    text: str, accelerate: str | None, whole: bool, tmp_path: Path
+) -> None:
+    """axolotl 0.19 loaders/model.py; LLaMA-Factory 0.9.5 hparams/parser.py and model/patcher.py."""
+    path, beside = tmp_path / "run.yaml", tmp_path / "accelerate.yaml"
+    path.write_text(text, encoding="utf-8")
+    beside.write_text(accelerate or "", encoding="utf-8")
+    launched: dict[str, Any] = {} if accelerate is None else {"accelerate": beside}
+    (found,) = tunecast.estimate(path, gpu="h200-sxm5-141gb", num_gpus=4, **launched)
+    assert (found.memory.peak_moment == "load") is whole
+    assert any("--no-loads-on-gpu" in note for note in found.notes) is whole
+    (zero,) = tunecast.estimate(path, gpu="h200-sxm5-141gb", num_gpus=4, sharding="zero3")
+    assert not any("--no-loads-on-gpu" in note for note in zero.notes)
 
 
 def test_a_card_that_cannot_load_the_model_does_not_fit_and_a_note_says_why() -> None:
