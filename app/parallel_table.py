@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from tunecast.model.forecast import Forecast
 
 Line = tuple[str, str, str]
+ALL_OF_THEM = 1.005
+"""Efficiency as a table shows it, above which a GPU of several does more than one alone."""
 CLASSIC_CARDS = 8
 """Cards whose classic estimate stands under a table; of more, in the JSON."""
 
@@ -21,6 +23,8 @@ def scaling_rows(forecast: Forecast) -> Iterable[Line]:
     if scaling is None:
         return
     bound = "nothing is lost" if scaling.bound_by == "nothing" else scaling.bound_by
+    if scaling.efficiency > ALL_OF_THEM:  # which no loss explains
+        bound = "why it is more than all, a note says"
     yield (
         "scaling efficiency",
         f"{scaling.efficiency:.0%}",

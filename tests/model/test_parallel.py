@@ -492,6 +492,13 @@ def test_layouts_that_no_software_has_as_asked_are_told(layout: dict[str, Any], 
     assert [told in note for note in found] == ([True] if told else [])
 
 
+def test_tensor_parallelism_of_litgpt_is_refused_by_its_name() -> None:
+    llama = load_architecture("meta-llama/Llama-3.1-8B")
+    asked = {"method": "full", "num_gpus": 8, "sharding": "fsdp", "tp": 2, "stack": "litgpt"}
+    with pytest.raises(NotSupportedError, match="Tensor parallelism of --stack litgpt is not built"):
+        resolve_run(llama, asked)
+
+
 def test_experts_are_not_split_by_tensor_parallelism() -> None:
     mixtral = load_architecture("mistralai/Mixtral-8x7B-v0.1")
     with pytest.raises(NotSupportedError, match=r"Tensor parallelism of experts, as .* is not built"):
