@@ -10,6 +10,7 @@ from tunecast.catalogs.errors import InputError, NotSupportedError
 from tunecast.model.architecture import Architecture, Attention
 from tunecast.model.joined import JOINED, STACKS
 from tunecast.model.litgpt import STACK as LITGPT
+from tunecast.model.litgpt import is_litgpt
 from tunecast.model.primitives_heavy import WIDEST_FLASH
 from tunecast.model.read_numbers import whole_number
 from tunecast.model.resolve_shards import take_shards
@@ -228,10 +229,6 @@ def check_tensor_parallel(architecture: Architecture, values: Mapping[str, Any],
             f"--loss-type {values['loss_type']} over a vocabulary split by --tp is not built; use --loss-type nll."
         )
     check_no_experts(architecture)
-    if values["stack"] == LITGPT:
-        raise NotSupportedError(
-            f"Tensor parallelism of --stack {LITGPT} is not built; use --tp 1 with --sharding fsdp."
-        )
     megatron = architecture.model_type == MEGATRON_GPT
     for group in architecture.groups:
         attention, mlp = group.layer.attention, group.layer.mlp
@@ -262,7 +259,11 @@ def check_tensor_parallel(architecture: Architecture, values: Mapping[str, Any],
 
 
 def check_no_experts(architecture: Architecture) -> None:
-    """Refuse by name to split experts over tensor-parallel GPUs."""
+    """Refuse by name to split experts over tensor-parallel GPUs, and the maps that LitGPT joins."""
+    if is_litgpt(architecture):
+        raise NotSupportedError(
+            f"Tensor parallelism of --stack {LITGPT} is not built; use --tp 1 with --sharding fsdp."
+        )
     if any(group.layer.mlp.experts is not None for group in architecture.groups):
         raise NotSupportedError(
             f"Tensor parallelism of experts, as {architecture.name} has, is not built; use --tp 1 with --sharding fsdp."

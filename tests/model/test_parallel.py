@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import tunecast
 from tunecast.catalogs.errors import InputError, NotSupportedError
 from tunecast.model.architecture import Architecture
 from tunecast.model.architectures import load_architecture
@@ -493,10 +494,9 @@ def test_layouts_that_no_software_has_as_asked_are_told(layout: dict[str, Any], 
 
 
 def test_tensor_parallelism_of_litgpt_is_refused_by_its_name() -> None:
-    llama = load_architecture("meta-llama/Llama-3.1-8B")
-    asked = {"method": "full", "num_gpus": 8, "sharding": "fsdp", "tp": 2, "stack": "litgpt"}
+    asked: dict[str, Any] = {"method": "full", "num_gpus": 8, "sharding": "fsdp", "tp": 2, "stack": "litgpt"}
     with pytest.raises(NotSupportedError, match="Tensor parallelism of --stack litgpt is not built"):
-        resolve_run(llama, asked)
+        tunecast.estimate("meta-llama/Llama-3.1-8B", gpu="h100-sxm5-80gb", **asked)
 
 
 def test_experts_are_not_split_by_tensor_parallelism() -> None:
