@@ -17,6 +17,7 @@ from tunecast.model.forecast import Forecast
 from tunecast.model.grouped import stacks_experts
 from tunecast.model.largest import changed, largest_that, run_fits
 from tunecast.model.layer_splits import INNER, LAYERS, LONG_ROW, gpus_per_copy, splits_tried
+from tunecast.model.loading import loads_whole
 from tunecast.model.loss_chunks import head_uses
 from tunecast.model.on_device import resolve_for
 from tunecast.model.optimizer import FUSED
@@ -24,10 +25,10 @@ from tunecast.model.parallel import local_run
 from tunecast.model.plans import divisors
 from tunecast.model.question import Question
 from tunecast.model.resolve_experts import OF_AXOLOTL
-from tunecast.model.resolve_parallel import ZERO
+from tunecast.model.resolve_parallel import OFFLOADED_BY, ZERO
 from tunecast.model.rows import held_run
 from tunecast.model.run import Run
-from tunecast.model.sharding import shard_gpus
+from tunecast.model.sharding import FSDP, shard_gpus
 from tunecast.model.stacks import BUILT, shardings_of, splits_layers, splits_rows
 from tunecast.model.target import Target
 
@@ -99,6 +100,7 @@ def rounds(question: Question, target: Target, run: Run, least: float) -> Iterat
     if together:
         yield [together, *({**together, **one} for one in candidates(asked, target, thrifty, least))]
     yield [{**together, **both} for both in pairs(asked, target, thrifty, least)]
+    yield [{**together, **one} for one in offloads(run)]
 
 
 def pairs(question: Question, target: Target, run: Run, least: float) -> Iterator[dict[str, Any]]:
@@ -112,6 +114,16 @@ def pairs(question: Question, target: Target, run: Run, least: float) -> Iterato
         asked = changed(question, one)
         for options in enough_gpus(asked, target, run, least):
             yield {**one, **options}
+
+
+def offloads(run: Run) -> Iterator[dict[str, Any]]:
+    """What host memory may take, which costs most time: the update, then all; DDP has nothing of the kind."""
+    if run.offload != "none" or run.pp > 1:
+        return
+    words = [word for word, by in OFFLOADED_BY.items() if run.num_gpus == 1 or run.sharding in by]
+    yield from ({"offload": word} for word in words)
+    if not words:
+        yield {"sharding": "fsdp", "offload": "all"}
 
 
 def checkpoints(run: Run) -> dict[str, Any]:
@@ -141,6 +153,7 @@ def kinds_of_change(question: Question, target: Target, run: Run) -> Iterator[li
     kinds: tuple[list[dict[str, Any]], ...] = (
         [{"dtype": run.compute_dtype}] if wide else [],
         [{"quantize_moe_experts": True}] if packs else [],
+        [{"loads_on_gpu": False}] if loads_whole(run) and run.sharding in FSDP else [],
         [] if run.gradient_checkpointing else [checkpoints(run)],
         [{"attn_implementation": "flash_attention_2"}] if flash else [],
         [{"attn_implementation": "sdpa"}] if run.attn_implementation == "eager" else [],

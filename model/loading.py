@@ -67,10 +67,9 @@ def loading_notes(architecture: Architecture, run: Run, peak_moment: str) -> tup
             "LLaMA-Factory by accelerate launch with an FSDP file)"
         )
         return (told,)
-    checkpoints = "" if not run.gradient_checkpointing else " --gradient-checkpointing"
     told = (
         f"the peak is that of loading: transformers 5 puts the whole quantized base ({whole}) on every GPU before "
-        f"{run.sharding} shares it; --stack axolotl --sharding fsdp{checkpoints} loads it in host memory, as "
-        "transformers 4 does (--hf-code 4.49)"
+        f"{run.sharding} shares it; --no-loads-on-gpu is a loader that keeps it in host memory under FSDP: axolotl's "
+        "(--stack axolotl), or transformers 4 (--hf-code 4.49)"
     )
     return (told,)

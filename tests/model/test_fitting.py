@@ -14,6 +14,7 @@ from ci_share import fewer_in_ci
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import tunecast
 from tunecast.catalogs.errors import InputError
 from tunecast.model.architecture import Architecture
 from tunecast.model.architectures import load_architecture
@@ -228,6 +229,22 @@ def test_a_way_out_is_found_where_there_is_one(
     assert all(forecast(changed(question, change.options), card(name)).verdict == "fits" for change in changes)
     if "dtype" in way:
         assert changes[0].options == way
+
+
+@pytest.mark.parametrize(
+    ("asked", "offload"),
+    [
+        ({"gpu": "l4-24gb", "method": "lora", "num_gpus": 8}, "all"),
+        ({"gpu": "t4-16gb", "method": "qlora", "attn_implementation": "eager"}, "all"),
+    ],
+)
+def test_host_memory_is_the_last_way_out(asked: dict[str, Any], offload: str) -> None:
+    (found,) = tunecast.estimate("meta-llama/Llama-3.1-70B", max_length=1024, **asked)
+    assert found.verdict == "no"
+    (told,) = (note for note in found.notes if "would make it fit" in note)
+    assert f"--offload {offload}" in told
+    (again,) = tunecast.estimate("meta-llama/Llama-3.1-70B", max_length=1024, **asked, offload=offload)
+    assert again.verdict == "fits"
 
 
 def test_what_fits_only_tightly_says_so(make: Make) -> None:

@@ -131,7 +131,7 @@ def test_a_training_file_says_where_the_base_is_while_it_loads(
     assert (found.memory.peak_moment == "load") is whole
     assert any("--no-loads-on-gpu" in note for note in found.notes) is whole
     (zero,) = tunecast.estimate(path, gpu="h200-sxm5-141gb", num_gpus=4, sharding="zero3")
-    assert not any("--no-loads-on-gpu" in note for note in zero.notes)
+    assert zero.run.loads_on_gpu is None
 
 
 def test_a_card_that_cannot_load_the_model_does_not_fit_and_a_note_says_why() -> None:
@@ -139,6 +139,9 @@ def test_a_card_that_cannot_load_the_model_does_not_fit_and_a_note_says_why() ->
     (small,) = tunecast.estimate(MODEL, gpu="rtx-4090-24gb", **asked)
     assert small.verdict == "no"
     assert any("puts the whole quantized base" in note for note in small.notes)
+    assert any(note.startswith("--no-loads-on-gpu would make it fit") for note in small.notes)
+    (kept,) = tunecast.estimate(MODEL, gpu="rtx-4090-24gb", loads_on_gpu=False, **asked)
+    assert kept.verdict == "fits"
     (large,) = tunecast.estimate(MODEL, gpu="rtx-6000-ada-48gb", **asked)
     assert large.verdict == "fits"
     assert large.memory.reserved_bytes.value >= large.memory.allocated_bytes.value > 35 * GIB
