@@ -251,9 +251,11 @@ class Job:
 
     def refuse_unwritten(self, run: Run) -> None:
         """Raise NotSupportedError for a run that one of the files cannot say."""
+        if not self.written:
+            return
         from tunecast.model.configs.write import refuse_unwritten
 
-        packed = unpacked_rows(run, self.options) is None if self.written else True
+        packed = unpacked_rows(run, self.options) is None
         for kind in self.written:
             refuse_unwritten(kind, run, packed=packed)
 
@@ -296,6 +298,8 @@ def plans_that_may_fit(job: Job, like: Target, *, roomiest_bytes: float) -> list
 
 def refused_by_files(job: Job) -> tuple[str, ...]:
     """A sentence of the plans that the files to be written cannot say, where there are any."""
+    if not job.written:
+        return ()
     for line in lines(job.options, job.methods, job.counts, job.batch.samples, job.architecture.num_layers):
         try:
             run = job.resolve(line_options(job.options, line, 1, job.batch.samples)).run
