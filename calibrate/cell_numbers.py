@@ -273,8 +273,6 @@ def _network_gbps(text: str) -> float:
         raise NumberError(f"says {one:g} Gbit/s of a link, and not how many a machine has: write {one:g} or 8x{one:g}")
     if found["n"] is None:
         return int(links) * LINKS_GBPS[name]
-    if EUROPEAN.fullmatch(found["n"]):
-        raise NumberError(f"may be {float(found['n']):g} or {found['n'].replace('.', '')}: write which")
     gbps = next((value for form, value in NETWORK_UNITS.items() if re.fullmatch(form, unit)), None if unit else 1.0)
     return math.nan if gbps is None else float(found["n"]) * gbps * int(links or 1)
 

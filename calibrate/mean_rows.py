@@ -13,12 +13,11 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from tunecast.calibrate.cell_numbers import EUROPEAN
 from tunecast.calibrate.flat_cells import flat_by_default, flat_run, options_of, unevenness_ends
 from tunecast.calibrate.published import PublishedRun
 from tunecast.calibrate.row_cells import samples_that_fill
 from tunecast.calibrate.row_faults import in_columns
-from tunecast.calibrate.run_table import AGREE, NO_SPEED, SPEED_COLUMNS, SkipRowError, number
+from tunecast.calibrate.run_table import AGREE, SPEED_COLUMNS, SkipRowError, number
 from tunecast.calibrate.vocabulary import FLAT, FLAT_GROUPED, GROUPED, PADDED
 from tunecast.catalogs.errors import TunecastError
 from tunecast.model.row_lengths import Rows
@@ -59,9 +58,6 @@ def mean_of(row: Mapping[str, str], run: Run) -> float | None:
     """Mean tokens of the row's samples; None where it does not say. Raises SkipRowError for a mean below one token or
     above the length."""
     mean = number(dict(row), COLUMN)
-    thousands = row.get(COLUMN, "").strip()
-    if mean is not None and EUROPEAN.fullmatch(thousands) and round(1e3 * mean) <= run.max_length:
-        raise SkipRowError(f"{COLUMN} {thousands!r} may be {mean:g} or {1e3 * mean:g}: write it without a point")
     if mean is not None and mean < 1.0:
         raise SkipRowError(f"{COLUMN} {row[COLUMN]!r} is below one token")
     if mean is not None and mean > run.max_length:
@@ -158,7 +154,7 @@ def _of_samples(
     told = any(row.get(name) for name in IN_TOKENS)
     if of_rows.tokens_per_s is None:
         in_tokens = not flat and (told or _total_in_tokens(row))
-        return replace(found, run=asked), IN_SAMPLES if in_tokens else of_rows.why_no_speed or NO_SPEED
+        return replace(found, run=asked), IN_SAMPLES if in_tokens else of_rows.why_no_speed or "no speed is stated"
     samples_per_s = of_rows.tokens_per_s / length
     if why := "" if flat else _beyond_samples(row, asked, mean, samples_per_s):
         return None, why

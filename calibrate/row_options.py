@@ -80,7 +80,7 @@ def options_of(
     copies = options["num_gpus"] // math.prod(int(options.get(way, 1)) for way in ("tp", "pp", "cp"))
     options["gradient_accumulation_steps"] = micro_batches(row, options["max_length"], max(copies, 1), notes)
     if options["num_gpus"] > 1 and "sharding" not in options:
-        raise SkipRowError("parallelism is not stated: write DDP, FSDP, a ZeRO stage or degrees")
+        raise SkipRowError("parallelism is not stated")
     check_shared(row, options)
     if options["num_gpus"] > 1 and options.get("sharding") == "fsdp":
         # TRL prepares no 4-bit base that FSDP shards (``is_sharded_qlora`` in its ``SFTTrainer``).

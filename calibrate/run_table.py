@@ -16,9 +16,7 @@ from typing import Any, TextIO
 
 from tunecast.calibrate.cell_dates import DateError, iso_dates
 from tunecast.calibrate.cell_numbers import (
-    EUROPEAN,
     MEASURED,
-    SPEEDS,
     NumberError,
     may_be_thousands,
     number_of,
@@ -203,12 +201,6 @@ def number(row: Row, column: str) -> float | None:
     return value
 
 
-NO_SPEED = (
-    "no speed is stated: write tokens_per_s, samples_per_s, step_time_s, or total_time_h and total_tokens_or_steps"
-)
-"""Of a row without one."""
-OF_ANY_CARD = 1e3
-"""GiB that no card has."""
 ANOTHER_CARD = 1.1
 """Peak over a card's memory from which it was not that card: less may be a unit, or rounded."""
 
@@ -222,9 +214,6 @@ def peak_memory(row: Row, gpu: Gpu, num_gpus: int) -> tuple[float | None, str]:
         return None, f"peak_mem_gib {text!r} may count powers of 1,000 or of 1,024: write GiB or MiB"
     plain = re.sub(r"\s*MiB$", "", bare, flags=re.IGNORECASE)
     plain = plain if plain == bare else re.sub(r"(?<=\d),(?=\d{3}\b)", "", plain)
-    if plain != bare and EUROPEAN.fullmatch(bare.lower().removesuffix("mib").strip()):
-        whole_mib = plain.strip().replace(".", "")
-        return None, f"peak_mem_gib {text!r} may be {plain.strip()} or {whole_mib} MiB: write it without a point"
     try:
         found = number({**row, "peak_mem_gib": plain}, "peak_mem_gib")
     except SkipRowError:
@@ -233,8 +222,6 @@ def peak_memory(row: Row, gpu: Gpu, num_gpus: int) -> tuple[float | None, str]:
     if peak_gib is None or peak_gib <= gpu.memory_marketing_gb:
         return peak_gib, ""
     above = f"peak_mem_gib {text!r} is above the {gpu.memory_marketing_gb:g} GB of {gpu.id}"
-    if plain == bare and peak_gib / 1024.0 <= gpu.memory_marketing_gb and peak_gib > OF_ANY_CARD:
-        return None, f"{above}, and may be MiB: write {bare.strip()} MiB"
     if num_gpus == 1 and peak_gib > ANOTHER_CARD * gpu.memory_marketing_gb:
         raise SkipRowError(f"{above}: it ran on another card, or on several")
     return None, above
@@ -368,13 +355,12 @@ def check_possible(row: Row, tokens_per_s: float | None, architecture: Architect
         return
     flops_per_s = model_flops_per_step(architecture, run) * tokens_per_s / run.tokens_per_step
     mfu = flops_per_s / (peak * run.num_gpus)
-    stated = [column for column in SPEED_COLUMNS if number(row, column) is not None]
-    source = f"{stated[0]} {row[stated[0]]!r}: " if stated and stated[0] not in SPEEDS else ""
     if mfu > 1.0:
         raise SkipRowError(
-            f"{source}{tokens_per_s:g} tokens/s on {run.num_gpus} x {gpu.id} would be an MFU of {mfu:.2f}, above 1"
+            f"{tokens_per_s:g} tokens/s on {run.num_gpus} x {gpu.id} would be an MFU of {mfu:.2f}, above 1"
             f"{_slow_products(row, run)}"
         )
+    stated = [column for column in SPEED_COLUMNS if number(row, column) is not None]
     if stated and 1e3 * mfu <= 1.0 and all(may_be_thousands(column, row[column]) for column in stated):
         column, digits = stated[0], re.findall(r"[\d.]+", row[stated[0]])[0]
         raise SkipRowError(
@@ -385,8 +371,7 @@ def check_possible(row: Row, tokens_per_s: float | None, architecture: Architect
         _unit_is_sure(row, stated, mfu)
     if mfu < LEAST_MFU:
         raise SkipRowError(
-            f"{source}{tokens_per_s:g} tokens/s on {run.num_gpus} x {gpu.id} would be an MFU of {mfu:.1e}: check its "
-            "unit"
+            f"{tokens_per_s:g} tokens/s on {run.num_gpus} x {gpu.id} would be an MFU of {mfu:.1e}: check its unit"
         )
 
 

@@ -17,7 +17,7 @@ from tunecast.calibrate.mean_rows import COLUMN, in_samples, is_padded, padded_m
 from tunecast.calibrate.published import PublishedRun, read_runs
 from tunecast.calibrate.row_faults import in_columns
 from tunecast.calibrate.run_end import OUT_OF_MEMORY, nothing_measured, out_of_memory
-from tunecast.calibrate.run_table import NO_SPEED, SkipRowError
+from tunecast.calibrate.run_table import SkipRowError
 from tunecast.calibrate.start_up import as_sure, start_up_share, with_start_up
 from tunecast.catalogs.errors import TunecastError
 from tunecast.catalogs.gpus import load_gpus
@@ -41,8 +41,6 @@ AUXILIARY = "auxiliary set: for ratios between rows, never scored"
 ABOVE_PROCESS, BELOW_TENSORS = 1.25, 0.8
 """A stated peak beyond these shares of the forecast process, or of its tensors, contradicts how the row was read."""
 
-BELOW_WEIGHTS = 0.5
-"""Of the weights that a GPU holds when it holds most, which no peak of a run with them is below."""
 OF_PROCESS = re.compile(
     r"(?:(?:nvidia-)?smi|process|nvtop|nvitop|gpustat|(?:py)?nvml|dcgm(?:-exporter)?)\b(?!.*(?:allocated|reserved|percent|%))",
     re.IGNORECASE,
@@ -252,20 +250,13 @@ def _speed(entry: Entry, prediction: Prediction) -> Compared | str:
     run = entry.run
     assert run is not None
     if run.tokens_per_s is None or run.tokens_per_s <= 0:
-        return entry.reason or run.why_no_speed or NO_SPEED
+        return entry.reason or run.why_no_speed or "no speed is stated"
     return Compared(measured=run.tokens_per_s, predicted=prediction.tokens_per_s)
 
 
 def _memory(run: PublishedRun, prediction: Prediction) -> Compared | str:
     if run.peak_bytes is None or run.peak_bytes <= 0:
         return run.why_no_memory or "no peak memory is stated"
-    parts = prediction.memory.parts_bytes
-    weights = sum(parts.get(part, 0.0) for part in ("weights", "quantized"))
-    if run.peak_bytes < BELOW_WEIGHTS * weights:
-        return (
-            f"peak_mem_gib {gib(run.peak_bytes):.3g} is less than the weights of this reading take alone "
-            f"({gib(weights):.3g} GiB on each GPU): check its unit, and what is quantized"
-        )
     if run.counter.startswith("allocated"):
         return Compared(measured=run.peak_bytes, predicted=prediction.memory.allocated_bytes)
     if OF_PROCESS.match(run.counter):
@@ -273,8 +264,7 @@ def _memory(run: PublishedRun, prediction: Prediction) -> Compared | str:
             return "the process beyond the tensors is not known on this card"
         return Compared(measured=run.peak_bytes, predicted=prediction.memory.process_bytes)
     if not run.counter.startswith("reserved"):
-        said = "is not stated" if run.counter == "not stated" else f"{run.counter!r} is no counter that is known"
-        return f"reserved_or_allocated {said}: write allocated, reserved, or nvidia-smi for the process"
+        return f"the counter is {run.counter!r}, neither allocated nor reserved"
     if prediction.memory.reserved_bytes is None:
         return "no published run says how much more than the tensors an allocator reserves"
     return Compared(measured=run.peak_bytes, predicted=prediction.memory.reserved_bytes)

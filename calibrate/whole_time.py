@@ -65,9 +65,6 @@ def whole_time(row: Row, run: Run, *, full: bool) -> WholeTime:
     if text.lower() in NOTHING:
         return WholeTime(why_not=_by_flops(row))
     seconds = _seconds(text)
-    if seconds is None and (thousands := re.fullmatch(r"(\d+),(\d{3})(?: ?h(?:ours?|rs?)?)?", text)):
-        either = f"{thousands[1]}.{thousands[2]} or {thousands[1]}{thousands[2]}"
-        return WholeTime(why_not=f"total_time_h {text!r} may be {either} h: write it without a comma")
     if seconds is None:
         return WholeTime(why_not=f"total_time_h {text!r} is no time above 0: write 1.5 h, 2h 30min, 90 min or 1:30:00")
     if amount.lower() in NOTHING:
@@ -100,8 +97,6 @@ def speed_of(row: Row, run: Run, *, full: bool, samples_fill: bool) -> tuple[flo
 
 
 def _seconds(text: str) -> float | None:
-    days = re.fullmatch(r"(\d+) days? (\d+):([0-5]\d:[0-5]\d)(?:\.\d+)?", text)  # as pandas writes a time
-    text = text if days is None else f"{24 * int(days[1]) + int(days[2])}:{days[3]}"
     plain = re.sub(r"(?<![\d.,])(\d+),(\d{1,2})(?![\d.,])", r"\1.\2", text)
     found = TIME.fullmatch(re.sub(rf"(?<![\d.,])[1-9]\d{{0,2}}(?:,\d{{3}})+(?=\s*{LONG_UNITS})", _ungrouped, plain))
     if found is None:

@@ -256,7 +256,7 @@ def test_the_table_says_why_half_of_a_scored_row_is_left_out(tmp_path: Path) -> 
     (tmp_path / "runs.csv").write_text(HEAD + rows + rows.replace("R-1", "R-2").replace("9.3,rocm-smi", ","))
     shown = " ".join(runner.invoke(program, ["validate", str(tmp_path / "runs.csv")]).output.split())
     assert "of scored rows left out rows ids" in shown
-    assert "memory: reserved_or_allocated 'rocm-smi' is no counter" in shown
+    assert "memory: the counter is 'rocm-smi'" in shown
     assert "is stated" not in shown
 
 

@@ -71,15 +71,6 @@ def test_a_mean_length_in_the_cell_about_packing_is_that_of_its_own_column(
     assert (found["packed"], found.get("mean_tokens")) == (packed, mean)
 
 
-@pytest.mark.parametrize(
-    ("mean", "told"), [("1.024", "may be 1.024 or 1024: write it without a point"), ("612.125", ""), ("5.500", "")]
-)
-def test_a_mean_that_may_be_thousands_is_asked_about(mean: str, told: str) -> None:
-    """Behind a point are thousands where so many tokens fit the row of 4,096."""
-    entry = read(mean_tokens=mean, samples_per_s="50" if mean == "5.500" else "5.1")
-    assert (told in entry.reason) if told else entry.run is not None
-
-
 def test_a_mean_in_either_cell_is_the_same_row() -> None:
     own, beside = read(mean_tokens="600"), read(mean_tokens=None, packed="no, mean length 600")
     assert own.run is not None

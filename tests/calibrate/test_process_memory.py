@@ -25,17 +25,8 @@ def test_what_nvidia_smi_shows_is_the_process(counter: str) -> None:
     assert judged.memory.predicted.value > judged.prediction.memory.allocated_bytes.value
 
 
-@pytest.mark.parametrize("peak", ["0.0215", "2", "7"])
-def test_a_peak_below_half_of_the_weights_is_a_slip_of_its_unit(peak: str) -> None:
-    judged = judge(read_entries([{**ROW, "peak_mem_gib": peak, "reserved_or_allocated": "reserved"}])[0], shipped)
-    assert judged.prediction is not None, judged.reason
-    assert judged.memory is None
-    assert judged.why_no_memory.startswith(f"peak_mem_gib {float(peak):.3g} is less than the weights")
-    assert judged.speed is not None
-
-
 @pytest.mark.parametrize("counter", ["nvidia-smi reserved", "nvidia-smi percent", "rocm-smi"])
 def test_other_counters_are_listed(counter: str) -> None:
     judged = judge(read_entries([{**ROW, "peak_mem_gib": "22", "reserved_or_allocated": counter}])[0], shipped)
     assert judged.memory is None
-    assert judged.why_no_memory.startswith(f"reserved_or_allocated {counter!r} is no counter that is known: write all")
+    assert judged.why_no_memory == f"the counter is {counter!r}, neither allocated nor reserved"

@@ -360,28 +360,6 @@ def test_a_peak_that_one_card_cannot_hold_is_of_another_card(text: str, read: bo
     assert read or "it ran on another card, or on several" in skipped[0].reason
 
 
-@pytest.mark.parametrize(
-    ("text", "why"),
-    [
-        ("32.256 MiB", "may be 32.256 or 32256 MiB: write it without a point"),
-        ("23000", "is above the 80 GB of h100-sxm5-80gb, and may be MiB: write 23000 MiB"),
-    ],
-)
-def test_a_peak_whose_unit_is_in_doubt_leaves_the_speed(text: str, why: str) -> None:
-    alone = {"id": "x", **OWN, "gpus": "1", "parallelism": "", "peak_mem_gib": text}
-    (found,), _ = read_runs([{**alone, "reserved_or_allocated": "allocated"}])
-    assert (found.tokens_per_s, found.peak_bytes) == (7000.0, None)
-    assert why in found.why_no_memory
-
-
-@pytest.mark.parametrize("text", ["3.200", "3.200 Gbit/s"])
-def test_a_network_in_half_of_europes_thousands_is_asked_about(text: str) -> None:
-    several = {"id": "x", **OWN, "gpus": "16", "parallelism": "fsdp", "internode_gbps": text}
-    _, (skipped,) = read_runs([several])
-    assert "internode_gbps" in skipped.reason
-    assert "may be 3.2 or 3200: write which" in skipped.reason
-
-
 def test_a_global_batch_says_how_many_micro_batches_where_no_cell_does() -> None:
     (found,), _ = read_runs([{"id": "x", **OWN, "gpus": "1", "global_batch": "64"}])
     assert found.run.gradient_accumulation_steps == 32
