@@ -20,13 +20,15 @@ not."""
 ABOUT = r"(?:~|\u2248|ca\.?|about|approx\.?)?\s*"
 AND = r"\s*(?:,|and\b)?\s*"
 TIME = re.compile(
-    rf"{ABOUT}(?:(?P<clock>\d+:[0-5]\d:[0-5]\d)|(?P<hours>\d+(?:\.\d+)?)|(?P<h2>\d+)\s*h\s*(?P<min2>[0-5]\d)|"
+    rf"{ABOUT}(?:(?:(?P<days>\d+)\s*days?,?\s+)?(?P<clock>\d+:[0-5]\d:[0-5]\d(?:\.\d+)?)|(?P<hours>\d+(?:\.\d+)?)|(?P<h2>\d+)\s*h\s*(?P<min2>[0-5]\d)|"
     rf"(?:(?P<d>\d+(?:\.\d+)?)\s*d(?:ays?)?{AND})?(?:(?P<h>\d+(?:\.\d+)?)\s*(?:hours?|hrs?|h){AND})?"
     rf"(?:(?P<min>\d+(?:\.\d+)?)\s*m(?:in(?:ute)?s?)?{AND})?(?:(?P<s>\d+(?:\.\d+)?)\s*s(?:ec(?:ond)?s?)?)?)",
     re.IGNORECASE,
 )
-"""A clock, a bare number of hours, or numbers of days, hours, minutes and seconds in this order."""
-LENGTHS_S = {"d": 24 * HOUR_S, "h": HOUR_S, "hours": HOUR_S, "min": MINUTE_S, "s": 1.0, "h2": HOUR_S, "min2": MINUTE_S}
+"""A clock, with days before it as pandas and Python write them, a bare number of hours, or numbers of days, hours,
+minutes and seconds in this order."""
+DAY_S = 24 * HOUR_S
+LENGTHS_S = {"d": DAY_S, "h": HOUR_S, "hours": HOUR_S, "min": MINUTE_S, "s": 1.0, "h2": HOUR_S, "min2": MINUTE_S}
 LONG_UNITS = r"(?i:h(?:ours?|rs?)?|m(?:in(?:ute)?s?)?|s(?:ec(?:ond)?s?)?)\b"
 """Behind three digits after a comma, which group thousands: a time with a unit has no more than two decimals."""
 NUMBER = r"\d{1,3}(?:[, '\u2019_]\d{3})+|\d+(?:\.\d+)?"
@@ -66,7 +68,7 @@ def whole_time(row: Row, run: Run, *, full: bool) -> WholeTime:
         return WholeTime(why_not=_by_flops(row))
     seconds = _seconds(text)
     if seconds is None:
-        return WholeTime(why_not=f"total_time_h {text!r} is no time above 0: write 1.5 h, 2h 30min, 90 min or 1:30:00")
+        return WholeTime(why_not=f"total_time_h {text!r} {_why_no_time(text)}")
     if amount.lower() in NOTHING:
         return WholeTime(why_not=f"total_time_h {text!r} needs total_tokens_or_steps beside it: {WRITE}")
     tokens = _tokens(amount, run, full=full)
@@ -96,14 +98,22 @@ def speed_of(row: Row, run: Run, *, full: bool, samples_fill: bool) -> tuple[flo
     return stated, WholeTime()
 
 
+def _why_no_time(text: str) -> str:
+    """Why a cell is no time, behind its column and what stands there."""
+    comma = re.fullmatch(rf"{ABOUT}([1-9]\d{{0,2}}),(\d{{3}})", text, re.IGNORECASE)
+    if comma is not None:
+        return f"may be {comma[1]}.{comma[2]} or {comma[1]}{comma[2]} hours: write it without a comma"
+    return "is no time above 0: write 1.5 h, 2h 30min, 90 min or 1:30:00"
+
+
 def _seconds(text: str) -> float | None:
     plain = re.sub(r"(?<![\d.,])(\d+),(\d{1,2})(?![\d.,])", r"\1.\2", text)
     found = TIME.fullmatch(re.sub(rf"(?<![\d.,])[1-9]\d{{0,2}}(?:,\d{{3}})+(?=\s*{LONG_UNITS})", _ungrouped, plain))
     if found is None:
         return None
     if found["clock"]:
-        hours, minutes, rest = (int(part) for part in found["clock"].split(":"))
-        seconds = hours * HOUR_S + minutes * MINUTE_S + rest
+        hours, minutes, rest = (float(part) for part in found["clock"].split(":"))
+        seconds = int(found["days"] or 0) * DAY_S + hours * HOUR_S + minutes * MINUTE_S + rest
     else:
         seconds = sum(float(found[unit] or 0.0) * length_s for unit, length_s in LENGTHS_S.items())
     return seconds or None

@@ -44,6 +44,11 @@ TOKENS_PER_STEP = 2048 * 2 * 4 * 2
         ("3 A100 hours", "600 steps", 600 * TOKENS_PER_STEP, 5400),
         ("1.5", "10M tokens", 10e6, 5400),
         ("1,5", "600 steps", 600 * TOKENS_PER_STEP, 5400),
+        ("0 days 01:30:00", "600 steps", 600 * TOKENS_PER_STEP, 5400),
+        ("0 days 01:30:00.250000", "600 steps", 600 * TOKENS_PER_STEP, 5400.25),
+        ("2 days 01:02:03", "600 steps", 600 * TOKENS_PER_STEP, 2 * 86400 + 3723),
+        ("1 day, 1:02:03", "600 steps", 600 * TOKENS_PER_STEP, 86400 + 3723),
+        ("1:30:00.5", "600 steps", 600 * TOKENS_PER_STEP, 5400.5),
         ("3 GPU-hours", "600 steps", 600 * TOKENS_PER_STEP, 5400),
         ("~3 A100 GPU hours", "600 steps", 600 * TOKENS_PER_STEP, 5400),
         ("6k GPUh", "60B tokens", 60e9, 3000 * 3600),
@@ -78,7 +83,11 @@ def test_a_whole_time_and_its_work_are_a_speed(time: str, amount: str, tokens: f
         ("1.5", "600 steps of 524288 tokens", "contradicts the row"),
         ("0", "600 steps", "total_time_h '0' is no time above 0: write 1.5 h"),
         ("long", "600 steps", "total_time_h 'long' is no time above 0"),
-        ("1,500", "600 steps", "total_time_h '1,500' is no time above 0"),
+        ("1,500", "600 steps", "total_time_h '1,500' may be 1.500 or 1500 hours: write it without a comma"),
+        ("~1,830", "600 steps", "total_time_h '~1,830' may be 1.830 or 1830 hours: write it without a comma"),
+        ("1 day", "", "total_time_h '1 day' needs total_tokens_or_steps beside it"),
+        ("0 days 00:00:00", "600 steps", "total_time_h '0 days 00:00:00' is no time above 0"),
+        ("1 week 01:00:00", "600 steps", "total_time_h '1 week 01:00:00' is no time above 0"),
         ("30min 2h", "600 steps", "total_time_h '30min 2h' is no time above 0: write 1.5 h, 2h 30min, 90 min or 1:30"),
         ("3 H200 hours", "600 steps", "total_time_h '3 H200 hours' is no time above 0"),
         ("1h75", "600 steps", "total_time_h '1h75' is no time above 0"),
@@ -112,6 +121,7 @@ def test_a_speed_that_is_stated_goes_before_the_whole_time() -> None:
 
 def test_a_whole_time_beyond_the_cards_is_refused() -> None:
     _, (skipped,) = read_runs([{**ROW, "total_time_h": "1 min", "total_tokens_or_steps": "10B tokens"}])
+    assert skipped.reason.startswith("total_time_h '1 min': ")
     assert "would be an MFU of" in skipped.reason
     _, (skipped,) = read_runs([{**ROW, "total_time_h": "1000", "total_tokens_or_steps": "1 step"}])
     assert "check its unit" in skipped.reason
