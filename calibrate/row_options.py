@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tunecast.calibrate.cell_cards import cards_of
+from tunecast.calibrate.cell_layout import WRITE
 from tunecast.calibrate.framework_names import TRANSFORMERS, Software, has_own_loop
 from tunecast.calibrate.row_cells import as_software_attends, cells, note_method, with_base, with_master
 from tunecast.calibrate.row_plain import variant_options
@@ -80,7 +81,7 @@ def options_of(
     copies = options["num_gpus"] // math.prod(int(options.get(way, 1)) for way in ("tp", "pp", "cp"))
     options["gradient_accumulation_steps"] = micro_batches(row, options["max_length"], max(copies, 1), notes)
     if options["num_gpus"] > 1 and "sharding" not in options:
-        raise SkipRowError("parallelism is not stated")
+        raise SkipRowError(f"parallelism is not stated: {WRITE}")
     check_shared(row, options)
     if options["num_gpus"] > 1 and options.get("sharding") == "fsdp":
         # TRL prepares no 4-bit base that FSDP shards (``is_sharded_qlora`` in its ``SFTTrainer``).

@@ -33,7 +33,7 @@ DEGREES = {
 }
 """Ways to split a model, by what the rules call them."""
 ONE_GPU = re.compile(r"(single|one|1|no|none|[-\u2013\u2014])( |-)?(gpu|device|card|process)?", re.I)
-YES = re.compile(r"(yes|y|true|packed|packing)", re.I)
+YES = re.compile(r"(yes|ja|y|true|packed|packing)", re.I)
 
 
 def in_rule_words(column: str, row: Mapping[str, str]) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ from importlib import resources
 from typing import Any, NoReturn
 
 from tunecast.calibrate.cell_grammar import Facts, facts_of, meaning
-from tunecast.calibrate.cell_layout import layout_of
+from tunecast.calibrate.cell_layout import WRITE, layout_of
 from tunecast.calibrate.cell_targets import targets_of
 from tunecast.calibrate.framework_names import PLAIN, TRANSFORMERS, Software, had_sdpa
 from tunecast.calibrate.run_table import SkipRowError, own_value
@@ -202,6 +202,8 @@ def cell(column: str, text: str, gpus: int, default: Callable[[str], Options | N
         return {"sharding": "none"}
     if found is not None and "skip" in found:
         raise SkipRowError(f"{column} {text!r}: {found['skip']}")
+    if found is None and column == "parallelism":
+        raise SkipRowError(f"parallelism is not stated: {WRITE}")
     if found is None:
         raise SkipRowError(f"{column} is not stated; a table without that column takes the stack's default")
     return found

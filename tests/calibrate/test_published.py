@@ -123,7 +123,7 @@ def test_a_users_own_table_may_have_fewer_columns(tmp_path: Path) -> None:
 def test_several_gpus_need_their_parallelism(rows: dict[str, dict[str, str]]) -> None:
     row = {name: value for name, value in rows["FM-025"].items() if name != "parallelism"}
     _, (skipped,) = read_runs([{**row, "gpus": "2"}])
-    assert skipped.reason == "parallelism is not stated"
+    assert skipped.reason == "parallelism is not stated: write DDP, FSDP, a ZeRO stage or degrees"
 
 
 @pytest.mark.parametrize(

@@ -91,7 +91,7 @@ def test_one_gpu_has_nothing_to_state_of_parallelism(text: str) -> None:
     """In a table whose other rows ran on several; an empty cell of theirs is refused as before."""
     assert outcome(parallelism=text, gpus="1", gpu="H100 80GB SXM", tokens_per_s="3000") == "none"
     assert outcome(parallelism=text, gpus="", gpu="1x H100 80GB SXM", tokens_per_s="3000") == "none"
-    assert "parallelism is not stated" in outcome(parallelism=text)
+    assert outcome(parallelism=text) == "parallelism is not stated: write DDP, FSDP, a ZeRO stage or degrees"
 
 
 @pytest.mark.parametrize("text", ["single", "none", "single GPU", "no"])
