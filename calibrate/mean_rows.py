@@ -13,11 +13,12 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+from tunecast.calibrate.cell_written import part_of
 from tunecast.calibrate.flat_cells import flat_by_default, flat_run, options_of, unevenness_ends
 from tunecast.calibrate.published import PublishedRun
 from tunecast.calibrate.row_cells import samples_that_fill
 from tunecast.calibrate.row_faults import in_columns
-from tunecast.calibrate.run_table import AGREE, SPEED_COLUMNS, SkipRowError, number
+from tunecast.calibrate.run_table import AGREE, NO_SPEED, SPEED_COLUMNS, SkipRowError, number
 from tunecast.calibrate.vocabulary import FLAT, FLAT_GROUPED, GROUPED, PADDED
 from tunecast.catalogs.errors import TunecastError
 from tunecast.model.row_lengths import Rows
@@ -51,7 +52,7 @@ def with_mean(row: dict[str, str]) -> dict[str, str]:
     if found is None:
         return row
     rest = (text[: found.start()] + text[found.end() :]).strip(" ,;")
-    return {**row, "packed": rest, COLUMN: found["n"]} if rest else row
+    return {**row, "packed": rest, COLUMN: part_of(text, found["n"])} if rest else row
 
 
 def mean_of(row: Mapping[str, str], run: Run) -> float | None:
@@ -154,7 +155,7 @@ def _of_samples(
     told = any(row.get(name) for name in IN_TOKENS)
     if of_rows.tokens_per_s is None:
         in_tokens = not flat and (told or _total_in_tokens(row))
-        return replace(found, run=asked), IN_SAMPLES if in_tokens else of_rows.why_no_speed or "no speed is stated"
+        return replace(found, run=asked), IN_SAMPLES if in_tokens else of_rows.why_no_speed or NO_SPEED
     samples_per_s = of_rows.tokens_per_s / length
     if why := "" if flat else _beyond_samples(row, asked, mean, samples_per_s):
         return None, why

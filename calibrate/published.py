@@ -39,8 +39,9 @@ from tunecast.calibrate.row_kernels import (
 )
 from tunecast.calibrate.row_kind import check_confidence, check_kind
 from tunecast.calibrate.row_options import fusable, options_of
+from tunecast.calibrate.row_peak import peak_memory
 from tunecast.calibrate.row_plain import plain_cells
-from tunecast.calibrate.row_rules import filled, from_rules, rules_of
+from tunecast.calibrate.row_rules import check_rules, filled, from_rules, rules_of
 from tunecast.calibrate.row_sharding import network_gbps, nvlink_said
 from tunecast.calibrate.run_end import OUT_OF_MEMORY, check_status, out_of_memory
 from tunecast.calibrate.run_table import (
@@ -52,7 +53,6 @@ from tunecast.calibrate.run_table import (
     dated,
     naming,
     number,
-    peak_memory,
 )
 from tunecast.calibrate.vocabulary import vocabulary
 from tunecast.calibrate.whole_time import speed_of
@@ -177,9 +177,7 @@ def _read_row(row: dict[str, str]) -> PublishedRun:
     notes: list[str] = []
     row = with_kernel_of_software(with_base_of_quant(filled(row, notes)), notes)
     rules = rules_of(row)
-    for rule in rules:
-        if "skip" in rule:
-            raise SkipRowError(rule["skip"])
+    check_rules(row, rules)
     gpu = find_gpu(_gpu_id(row, notes))
     software = _software(row, notes)
     stated: set[str] = set()
@@ -212,7 +210,7 @@ def _read_row(row: dict[str, str]) -> PublishedRun:
     check_batch(row, run)
     tokens_per_s, whole_run = speed_of(row, run, full=full, samples_fill=samples_fill)
     note_full(row, tokens_per_s, notes)
-    peak_gib, why_no_memory = peak_memory(row, gpu, run.num_gpus)
+    peak_gib, why_no_memory = peak_memory(row, gpu, architecture, run)
     check_possible(row, tokens_per_s, architecture, run, gpu)
     network = network_gbps(row, rules)
     note_network(run, gpu, network, notes)

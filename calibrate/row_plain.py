@@ -13,6 +13,7 @@ from typing import Any
 from tunecast.calibrate.cell_cards import cards_of
 from tunecast.calibrate.cell_grammar import facts_of
 from tunecast.calibrate.cell_numbers import EACH, MEASURED, SAMPLES, SECOND, TOKENS_PER_S, sequences_of
+from tunecast.calibrate.cell_written import read_as
 from tunecast.calibrate.run_end import RAN_OUT
 from tunecast.calibrate.run_table import Row, SkipRowError
 from tunecast.calibrate.vocabulary import vocabulary
@@ -94,12 +95,14 @@ def _speed(row: Row) -> Row:
     gpus = cards_of(row)[0]
     if int(found["gpus"]) != gpus:
         raise SkipRowError(f"tokens_per_s {row['tokens_per_s']!r} is of {found['gpus']} GPUs, but gpus is {gpus}")
-    return {**row, "tokens_per_s": found["speed"].strip()}
+    return {**row, "tokens_per_s": read_as(found["speed"].strip(), row["tokens_per_s"])}
 
 
 def _samples(row: Row) -> Row:
     found = SAMPLES_OF_ONE.fullmatch(row.get("samples_per_s", "").strip())
-    return row if found is None else {**row, "samples_per_s": f"{float(found['n']) * cards_of(row)[0]:.9g}"}
+    if found is None:
+        return row
+    return {**row, "samples_per_s": read_as(f"{float(found['n']) * cards_of(row)[0]:.9g}", row["samples_per_s"])}
 
 
 def _hours(row: Row) -> Row:
@@ -112,8 +115,10 @@ def _hours(row: Row) -> Row:
     try:
         hours = float(digits) * POWERS[found["power"].lower()] / cards_of(row)[0]
     except ValueError as error:
-        raise SkipRowError(f"total_time_h {text!r} is no number of GPU-hours: write 8 GPU-hours") from error
-    return {**row, "total_time_h": f"{found['about'] or ''}{hours:.9g}"}
+        raise SkipRowError(
+            f"total_time_h {row['total_time_h']!r} is no number of GPU-hours: write 8 GPU-hours"
+        ) from error
+    return {**row, "total_time_h": read_as(f"{found['about'] or ''}{hours:.9g}", row["total_time_h"])}
 
 
 def _card_hours(row: Row, text: str) -> re.Match[str] | None:
@@ -134,7 +139,7 @@ def _per_card(row: Row) -> Row:
     found = PER_CARD.fullmatch(text)
     if found is None or not _names(row, found["card"]):
         return row
-    return {**row, "tokens_per_s_per_gpu": found["speed"]}
+    return {**row, "tokens_per_s_per_gpu": read_as(found["speed"], row["tokens_per_s_per_gpu"])}
 
 
 def _packed(row: Row) -> Row:

@@ -29,6 +29,14 @@ def _says(pattern: str, spellings: Iterable[str]) -> bool:
     return any(re.search(pattern, text, re.I) for text in spellings)
 
 
+def check_rules(row: dict[str, str], rules: Iterable[dict[str, Any]]) -> None:
+    """Raises SkipRowError for a row that a rule skips, by the cell that the rule is ``of`` where it is of one."""
+    for rule in rules:
+        if "skip" in rule:
+            cell = f"{rule['of']} {row[rule['of']]!r}: " if "of" in rule else ""
+            raise SkipRowError(f"{cell}{rule['skip']}")
+
+
 def filled(row: dict[str, str], notes: list[str]) -> dict[str, str]:
     """The row with cells filled that its source leaves empty, or set where the code that it ran says what they mean.
 

@@ -22,8 +22,8 @@ from tunecast.calibrate.cell_numbers import (
     number_of,
     sequences_of,
     why_none,
-    with_point,
 )
+from tunecast.calibrate.cell_written import comma_cell, two_readings
 from tunecast.calibrate.run_columns import READ, by_column, check_columns
 from tunecast.catalogs.errors import InputError, TunecastError
 from tunecast.catalogs.gpus import Gpu
@@ -72,6 +72,10 @@ AGREE = 0.1
 """Share by which two figures for the speed of one row may differ: sources round, and average over other steps."""
 
 SPEED_COLUMNS = tuple(column for column in MEASURED if column != "peak_mem_gib")
+NO_SPEED = (
+    "no speed is stated: fill tokens_per_s, tokens_per_s_per_gpu, step_time_s or samples_per_s, or total_time_h and "
+    "total_tokens_or_steps"
+)
 Row = dict[str, str]
 
 
@@ -123,7 +127,7 @@ def read_table(path: Path) -> list[Row]:
     _cells_have_headings(path, columns, read, SEPARATORS[sign])
     rows = [{name: (text or "").strip() for name, text in row.items() if name} for row in read if any(row.values())]
     if sign != ",":
-        rows = [{name: with_point(name, text) for name, text in row.items()} for row in rows]
+        rows = [{name: comma_cell(name, text) for name, text in row.items()} for row in rows]
     if not rows:
         raise InputError(f"{path} has a heading but no rows; give a row for each run.")
     named = [{**row, "id": row.get("id") or f"row-{number}"} for number, row in enumerate(rows, start=1)]
@@ -192,6 +196,9 @@ def number(row: Row, column: str) -> float | None:
     text = row.get(column, "")
     if text.strip().lower() in NOTHING or (column == "rank" and re.fullmatch(DEFAULT, text, re.IGNORECASE)):
         return None
+    either = two_readings(column, text, _longest(row) if column == "mean_tokens" else None)
+    if either:
+        raise SkipRowError(f"{column} {text!r} {either}")
     try:
         value = number_of(column, text.strip())
     except NumberError as error:
@@ -201,30 +208,11 @@ def number(row: Row, column: str) -> float | None:
     return value
 
 
-ANOTHER_CARD = 1.1
-"""Peak over a card's memory from which it was not that card: less may be a unit, or rounded."""
-
-
-def peak_memory(row: Row, gpu: Gpu, num_gpus: int) -> tuple[float | None, str]:
-    """Peak memory in GiB, and why a stated one cannot be read: the row's speed can be compared all the same, unless one
-    card alone would have held more than it has, which skips the row."""
-    text = row.get("peak_mem_gib", "")
-    bare = re.sub(r"\s*(?:/|per) ?(?:gpu|device|card)$", "", text, flags=re.IGNORECASE)
-    if re.search(r"\d\s*[GM]B?$", bare, re.IGNORECASE):
-        return None, f"peak_mem_gib {text!r} may count powers of 1,000 or of 1,024: write GiB or MiB"
-    plain = re.sub(r"\s*MiB$", "", bare, flags=re.IGNORECASE)
-    plain = plain if plain == bare else re.sub(r"(?<=\d),(?=\d{3}\b)", "", plain)
-    try:
-        found = number({**row, "peak_mem_gib": plain}, "peak_mem_gib")
-    except SkipRowError:
-        return None, f"peak_mem_gib {text!r} {why_none('peak_mem_gib', plain)}"
-    peak_gib = found / 1024.0 if found is not None and plain != bare else found
-    if peak_gib is None or peak_gib <= gpu.memory_marketing_gb:
-        return peak_gib, ""
-    above = f"peak_mem_gib {text!r} is above the {gpu.memory_marketing_gb:g} GB of {gpu.id}"
-    if num_gpus == 1 and peak_gib > ANOTHER_CARD * gpu.memory_marketing_gb:
-        raise SkipRowError(f"{above}: it ran on another card, or on several")
-    return None, above
+def _longest(row: Row) -> float | None:
+    """The length at which samples are cut, above which none has a mean."""
+    with contextlib.suppress(SkipRowError):
+        return number(row, "seq_len")
+    return None
 
 
 def check_size(row: Row, architecture: Architecture) -> None:
@@ -355,12 +343,10 @@ def check_possible(row: Row, tokens_per_s: float | None, architecture: Architect
         return
     flops_per_s = model_flops_per_step(architecture, run) * tokens_per_s / run.tokens_per_step
     mfu = flops_per_s / (peak * run.num_gpus)
-    if mfu > 1.0:
-        raise SkipRowError(
-            f"{tokens_per_s:g} tokens/s on {run.num_gpus} x {gpu.id} would be an MFU of {mfu:.2f}, above 1"
-            f"{_slow_products(row, run)}"
-        )
     stated = [column for column in SPEED_COLUMNS if number(row, column) is not None]
+    told = f"{_cell_of_speed(row, stated)}{tokens_per_s:g} tokens/s on {run.num_gpus} x {gpu.id}"
+    if mfu > 1.0:
+        raise SkipRowError(f"{told} would be an MFU of {mfu:.2f}, above 1{_slow_products(row, run)}")
     if stated and 1e3 * mfu <= 1.0 and all(may_be_thousands(column, row[column]) for column in stated):
         column, digits = stated[0], re.findall(r"[\d.]+", row[stated[0]])[0]
         raise SkipRowError(
@@ -370,9 +356,13 @@ def check_possible(row: Row, tokens_per_s: float | None, architecture: Architect
     if stated:
         _unit_is_sure(row, stated, mfu)
     if mfu < LEAST_MFU:
-        raise SkipRowError(
-            f"{tokens_per_s:g} tokens/s on {run.num_gpus} x {gpu.id} would be an MFU of {mfu:.1e}: check its unit"
-        )
+        raise SkipRowError(f"{told} would be an MFU of {mfu:.1e}: check its unit")
+
+
+def _cell_of_speed(row: Row, stated: Sequence[str]) -> str:
+    """The cell that tokens/s were worked out from, in front of them; nothing where the row states them."""
+    column = stated[0] if stated else "total_time_h"
+    return "" if column == "tokens_per_s" else f"{column} {row.get(column, '')!r}: "
 
 
 def _unit_is_sure(row: Row, stated: Sequence[str], mfu: float) -> None:
@@ -386,7 +376,7 @@ def _unit_is_sure(row: Row, stated: Sequence[str], mfu: float) -> None:
     if re.search(r"\d\s*[a-df-z]", row[column], re.IGNORECASE):
         return
     may_be, thousand, one = IN_THOUSANDS[column]
-    number_said = re.sub(r"^[~\u2248]\s*", "", row[column])
+    number_said = re.sub(r"^[~\u2248]\s*|\s*/.*$", "", row[column])
     either = f"{number_said}{thousand} or " if thousand else ""
     raise SkipRowError(
         f"{column} {row[column]!r} would be an MFU of {mfu:.1e}, and may be {may_be.format(number_said)}: write the "

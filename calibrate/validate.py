@@ -17,8 +17,9 @@ from tunecast.calibrate.mean_rows import COLUMN, in_samples, is_padded, padded_m
 from tunecast.calibrate.published import PublishedRun, read_runs
 from tunecast.calibrate.row_faults import in_columns
 from tunecast.calibrate.run_end import OUT_OF_MEMORY, nothing_measured, out_of_memory
-from tunecast.calibrate.run_table import SkipRowError
+from tunecast.calibrate.run_table import NO_SPEED, NOTHING, SkipRowError
 from tunecast.calibrate.start_up import as_sure, start_up_share, with_start_up
+from tunecast.calibrate.vocabulary import vocabulary
 from tunecast.catalogs.errors import TunecastError
 from tunecast.catalogs.gpus import load_gpus
 from tunecast.model.fits import fit_probability, fit_verdict, memory_view
@@ -40,6 +41,10 @@ PRESUMED = f"{OUT_OF_MEMORY} (presumed)"
 AUXILIARY = "auxiliary set: for ratios between rows, never scored"
 ABOVE_PROCESS, BELOW_TENSORS = 1.25, 0.8
 """A stated peak beyond these shares of the forecast process, or of its tensors, contradicts how the row was read."""
+
+COUNTER = "reserved_or_allocated"
+"""The column that says which memory a peak is of."""
+WRITE_COUNTER = "write allocated, reserved, or nvidia-smi for the process"
 
 OF_PROCESS = re.compile(
     r"(?:(?:nvidia-)?smi|process|nvtop|nvitop|gpustat|(?:py)?nvml|dcgm(?:-exporter)?)\b(?!.*(?:allocated|reserved|percent|%))",
@@ -250,7 +255,7 @@ def _speed(entry: Entry, prediction: Prediction) -> Compared | str:
     run = entry.run
     assert run is not None
     if run.tokens_per_s is None or run.tokens_per_s <= 0:
-        return entry.reason or run.why_no_speed or "no speed is stated"
+        return entry.reason or run.why_no_speed or NO_SPEED
     return Compared(measured=run.tokens_per_s, predicted=prediction.tokens_per_s)
 
 
@@ -264,7 +269,17 @@ def _memory(run: PublishedRun, prediction: Prediction) -> Compared | str:
             return "the process beyond the tensors is not known on this card"
         return Compared(measured=run.peak_bytes, predicted=prediction.memory.process_bytes)
     if not run.counter.startswith("reserved"):
-        return f"the counter is {run.counter!r}, neither allocated nor reserved"
+        return _no_counter(run.counter)
     if prediction.memory.reserved_bytes is None:
         return "no published run says how much more than the tensors an allocator reserves"
     return Compared(measured=run.peak_bytes, predicted=prediction.memory.reserved_bytes)
+
+
+def _no_counter(counter: str) -> str:
+    """Why a peak cannot be compared: its row names no counter, or one that no forecast is of."""
+    told = f"the counter is {counter!r}, neither allocated nor reserved"
+    if any(rule.get("counter") == counter for rule in vocabulary()["rules"]):
+        return told
+    if counter.lower() in NOTHING:
+        return f"{COUNTER} is not stated: {WRITE_COUNTER}"
+    return f"{told}: {WRITE_COUNTER}, into {COUNTER}"

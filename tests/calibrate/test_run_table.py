@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from tunecast.calibrate.published import read_runs
-from tunecast.calibrate.run_table import read_table
-from tunecast.calibrate.validate import read_entries
+from tunecast.calibrate.run_table import SPEED_COLUMNS, read_table
+from tunecast.calibrate.validate import judge, read_entries
+from tunecast.calibrate.validate_folds import shipped
 from tunecast.catalogs.errors import InputError
 
 GOOD = {
@@ -342,6 +343,29 @@ def test_a_very_slow_run_is_read_with_its_unit_or_by_two_figures(cells: dict[str
     """90 milliseconds would be above the peak of the card, so that 90 are seconds."""
     (found,), skipped = read_runs([{"id": "x", **OWN, "gpu": "A100 80GB", **cells}])
     assert found.tokens_per_s == pytest.approx(speed, rel=1e-3), skipped
+
+
+@pytest.mark.parametrize(
+    ("cells", "cell"),
+    [
+        ({"step_time_s": "0.05"}, "step_time_s '0.05': 81920 tokens/s"),
+        ({"samples_per_s": "90/s", "packed": "samples fill seq_len"}, "samples_per_s '90/s': 184320 tokens/s"),
+        ({"tokens_per_s_per_gpu": "90k"}, "tokens_per_s_per_gpu '90k': 90000 tokens/s"),
+        ({"total_time_h": "6 min", "total_tokens_or_steps": "90M tokens"}, "total_time_h '6 min': 250000 tokens/s"),
+        ({"total_time_h": "10h", "total_tokens_or_steps": "1 step"}, "total_time_h '10h': 0.113778 tokens/s"),
+        ({"tokens_per_s": "90k", "step_time_s": "0.0455"}, "90000 tokens/s"),
+    ],
+)
+def test_a_speed_that_no_card_has_is_told_by_the_cell_that_it_is_from(cells: dict[str, str], cell: str) -> None:
+    _, skipped = read_runs([{"id": "x", **OWN, "gpu": "A100 80GB", "gpus": "1", "tokens_per_s": "", **cells}])
+    assert skipped[0].reason.startswith(f"{cell} on 1 x a100-sxm4-80gb would be an MFU of")
+
+
+def test_a_row_without_a_speed_says_which_columns_have_one() -> None:
+    (entry,) = read_entries([{"id": "x", **OWN, "gpus": "1", "tokens_per_s": "", "peak_mem_gib": "30"}])
+    told = judge(entry, shipped).why_no_speed
+    assert told.startswith("no speed is stated: fill ")
+    assert [column for column in (*SPEED_COLUMNS, "total_time_h", "total_tokens_or_steps") if column not in told] == []
 
 
 def test_a_peak_of_several_cards_leaves_the_speed() -> None:
