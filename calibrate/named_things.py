@@ -7,6 +7,7 @@ Model: the catalog's names first; then without brackets that change no shape, an
 
 from __future__ import annotations
 
+import contextlib
 import re
 
 from tunecast.calibrate.card_words import by_memory_kind, check_said
@@ -15,8 +16,9 @@ from tunecast.calibrate.cell_shapes import of_shape
 from tunecast.calibrate.run_table import NOTHING, Row, SkipRowError
 from tunecast.catalogs.errors import TunecastError, UnknownNameError
 from tunecast.catalogs.gpus import find_gpu, ids_called, load_gpus
+from tunecast.catalogs.models import find_model
 from tunecast.model.architecture import Architecture
-from tunecast.model.architectures import load_architecture
+from tunecast.model.architectures import architecture_from_row, load_architecture
 from tunecast.model.units import GIB, GIGA
 
 NO_CARD = re.compile(
@@ -175,18 +177,29 @@ def stored_as(name: str) -> tuple[str, int]:
     return (found["gptq"] or found["by"] or "").lower(), int(found["bits"] or found["of"] or 4)
 
 
-def model_called(name: str) -> Architecture:
-    """The architecture that a text names; raises as `load_architecture` does, with the text as it stands."""
+def model_called(name: str, *, local: bool = True) -> Architecture:
+    """The architecture that a text names, or the file or folder of exactly this name (`local`); raises as
+    `load_architecture` does, with the text as it stands."""
     name = re.sub(r"^(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/", "", name)
     tried = [name, SHAPELESS.sub("", name).strip()]
     while TUNED.search(tried[-1]):
         tried.append(TUNED.sub("", tried[-1]).strip())
+    with contextlib.suppress(UnknownNameError):
+        return load_architecture(name) if local else _listed(name)
     for text in dict.fromkeys(tried):
-        try:
-            return load_architecture(text)
-        except UnknownNameError:
-            continue
-    return of_shape(name, model_called) or _of_size(tried[-1]) or load_architecture(tried[1])
+        with contextlib.suppress(UnknownNameError):
+            return _listed(text)
+    return of_shape(name, _listed_model) or _of_size(tried[-1]) or _listed(tried[1])
+
+
+def _listed_model(name: str) -> Architecture:
+    """The architecture of a part of a text, which names no file of its own."""
+    return model_called(name, local=False)
+
+
+def _listed(name: str) -> Architecture:
+    """The architecture of a catalog model: a folder that is called as a part of a cell is not what the cell names."""
+    return architecture_from_row(find_model(name))
 
 
 def _of_size(name: str) -> Architecture | None:
@@ -195,7 +208,7 @@ def _of_size(name: str) -> Architecture | None:
     if size is None:
         return None
     try:
-        found = load_architecture(name[: size.start()])
+        found = _listed(name[: size.start()])
     except TunecastError:
         return None
     stated = float(size[1]) * (GIGA if size[2].upper() == "B" else GIGA / 1e3)

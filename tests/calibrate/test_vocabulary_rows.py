@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 from table_rows import one, reason
 
@@ -22,6 +25,9 @@ LORA = {**FULL, "method": "LoRA", "rank": "r=16", "lora_targets": "all linear", 
 ALONE = {"gpu": "H100 80GB SXM", "gpus": "1", "parallelism": "single"}
 QLORA = {**LORA, "method": "QLoRA", "quant": "NF4", "gpus": "1", "gpu": "RTX 4090", "parallelism": "single GPU"}
 GPTQ = {**QLORA, "framework": "HF Trainer + PEFT", "quant": "gptq-int4", "compute_dtype": "fp16 mixed"}
+SMALL = {
+    "num_hidden_layers": 3, "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "vocab_size": 256
+}  # fmt: skip
 LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
@@ -173,7 +179,7 @@ def test_a_row_becomes_the_run_that_its_software_makes(
         ({**QLORA, "framework": "unsloth", "source_date": "2024-02"}, "of unsloth of 2024-02 are not recorded"),
         (
             {**FULL, "framework": "NeMo 25.02", "parallelism": "TP8", "grad_checkpointing": "selective (layernorm)"},
-            "what its selective checkpoints keep",
+            "grad_checkpointing 'selective (layernorm)': what its selective checkpoints keep",
         ),
         ({**QLORA, "framework": "PEFT", "lora_targets": ""}, "lora_targets is not stated"),
         ({**QLORA, "framework": "PEFT", "grad_checkpointing": "not stated"}, "does not state whether it checkpoints"),
@@ -191,7 +197,10 @@ def test_a_row_becomes_the_run_that_its_software_makes(
         ({**LORA, "method": "LoRA (8-bit)"}, "quant 'none' contradicts method 'LoRA (8-bit)'"),
         ({**FULL, "optimizer": "CPU Adam"}, "but parallelism 'ZeRO-3' does not offload it: write the offload"),
         ({**FULL, "method": "full fine-tune (4-bit)", "quant": "4-bit"}, "all weights are trained, and lie in 4 bits"),
-        ({**FULL, "grad_checkpointing": "selective"}, "what its selective checkpoints keep is not stated"),
+        (
+            {**FULL, "grad_checkpointing": "selective"},
+            "grad_checkpointing 'selective': what its selective checkpoints keep is not stated",
+        ),
         ({**LORA, "method": "r=16, 4-bit"}, "method 'r=16, 4-bit' names no method"),
         ({**LORA, "rank": "many"}, "rank 'many'"),
         ({**FULL, "parallelism": "single GPU"}, "does not say how 8 copies share the work"),
@@ -419,6 +428,27 @@ def test_models_by_the_names_that_people_give_them(text: str, model: str) -> Non
 def test_a_model_of_another_shape_is_not_chosen(text: str, told: str) -> None:
     with pytest.raises(TunecastError, match=told):
         model_called(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "folder"),
+    [
+        ("zorblax-base", "zorblax"),
+        ("zorblax 8B", "zorblax"),
+        ("zorblax (instruct)", "zorblax"),
+        ("zorblax shape (3 layers)", "zorblax"),
+    ],
+)
+def test_a_model_is_no_folder_that_is_called_as_a_part_of_its_name(
+    text: str, folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / folder).mkdir()
+    (tmp_path / folder / "config.json").write_text(json.dumps({"model_type": "llama", **SMALL}))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(TunecastError, match="Unknown model"):
+        model_called(text)
+    for named in (folder, f"./{folder}", str(tmp_path / folder)):
+        assert model_called(named).num_layers == SMALL["num_hidden_layers"]
 
 
 @pytest.mark.parametrize(
