@@ -91,6 +91,7 @@ def options_of(
     if not software.stack and options["num_gpus"] > 1 and options.get("sharding") in FSDP:
         options.setdefault("master_dtype", "none")
     _as_own_loops_do(row, software, options, notes)
+    _as_others_load(row, software, options)
     _adapters(row, software, options, default)
     return options
 
@@ -118,6 +119,14 @@ def _as_copies_are(options: dict[str, Any], row: dict[str, str], software: Softw
     if software.label == TORCHTITAN and options.get("sharding") == "ddp" and not named:
         options["sharding"] = "fsdp"
         notes.append("parallelism names no sharding: torchtitan's data parallelism is FSDP (ParallelDims, dp_shard).")
+
+
+def _as_others_load(row: dict[str, str], software: Software, options: dict[str, Any]) -> None:
+    """Code that transformers' Trainer does not drive is taken to load a quantized base that FSDP shares in shares or in
+    host memory (torchtune's ``training/_distributed.py``, AnswerDotAI's fsdp_qlora), not whole on every GPU."""
+    others = software.code != TRANSFORMERS or has_own_loop(row.get("framework", ""))
+    if others and options["method"] == "qlora" and options.get("sharding") in FSDP and options["num_gpus"] > 1:
+        options.setdefault("loads_on_gpu", False)
 
 
 def _as_own_loops_do(row: dict[str, str], software: Software, options: dict[str, Any], notes: list[str]) -> None:

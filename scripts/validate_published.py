@@ -26,7 +26,7 @@ from tunecast.calibrate.priors_problem import timed_rows
 from tunecast.calibrate.priors_records import shipped_records
 from tunecast.calibrate.published import PublishedRun
 from tunecast.calibrate.run_table import read_table
-from tunecast.calibrate.validate import Compared, Judged, PriorsOf, judge_all, read_entries
+from tunecast.calibrate.validate import COUNTER, Compared, Judged, PriorsOf, judge_all, read_entries
 from tunecast.calibrate.validate_folds import generation_of, gpu_of, leave_out, shipped, source_of
 from tunecast.calibrate.validate_summary import (
     GROUPS,
@@ -213,7 +213,7 @@ def memory_content(judged: Sequence[Judged], why: Mapping[str, Mapping[str, str]
             mine = figures(item.memory, gib(1))
             answer = other(theirs["rows"].get(item.entry.id, {}).get("memory_gib"), mine["measured"])
             rows.append({**described(item), **mine, "ftuneai": answer, "why": why["memory"].get(item.entry.id, "")})
-    listed = [item for item in judged if item.prediction is not None and "neither allocated" in item.why_no_memory]
+    listed = [item for item in judged if item.prediction is not None and of_no_counter(item.why_no_memory)]
     tests = [item for item in judged if item.prediction is not None and item.entry.out_of_memory]
     ran = [item for item in judged if item.prediction is not None and not item.entry.out_of_memory]
     return {
@@ -232,6 +232,11 @@ def memory_content(judged: Sequence[Judged], why: Mapping[str, Mapping[str, str]
         "rows": rows,
         "skipped": skipped(judged, memories),
     }
+
+
+def of_no_counter(why: str) -> bool:
+    """Whether a peak is not compared for want of a counter that forecasts are of."""
+    return "neither allocated" in why or COUNTER in why
 
 
 def listed_row(item: Judged) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tunecast.calibrate.published import read_runs
+from tunecast.model.loading import loads_whole
 
 ROW = {
     "id": "a", "model": "Llama 3.1 8B", "gpu": "H100 80GB SXM", "gpus": "8", "method": "full", "quant": "none",
@@ -166,3 +167,13 @@ def test_a_card_without_nvlink_has_no_bridge_and_parallelism_beside_it_agrees() 
     assert read.network == {"nvlink": False}
     told = outcome(**{**PAIR, "gpu": "RTX 3090 (no NVLink)", "parallelism": "FSDP over NVLink"})
     assert told == "gpu 'RTX 3090 (no NVLink)' and parallelism 'FSDP over NVLink' contradict each other"
+
+
+@pytest.mark.parametrize(
+    ("framework", "whole"), [("torchtune ~0.3", False), ("TRL 1.16", True), ("own PyTorch FSDP loop", False)]
+)
+def test_only_the_trainers_code_loads_a_quantized_base_on_every_gpu(framework: str, whole: bool) -> None:
+    """torchtune's table has 405B by QLoRA on eight A100 of 80 GB, which hold a share of it alone."""
+    cells = {"method": "qlora", "quant": "nf4", "rank": "16", "lora_targets": "all-linear", "parallelism": "FSDP"}
+    (found,), _ = read_runs([{**ROW, **cells, "framework": framework, "source_date": "2026-09-01"}])
+    assert loads_whole(found.run) is whole
