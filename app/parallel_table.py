@@ -11,19 +11,19 @@ if TYPE_CHECKING:
     from tunecast.model.forecast import Forecast
 
 Line = tuple[str, str, str]
-ALL_OF_THEM = 1.005
-"""Efficiency as a table shows it, above which a GPU of several does more than one alone."""
 CLASSIC_CARDS = 8
 """Cards whose classic estimate stands under a table; of more, in the JSON."""
 
 
 def scaling_rows(forecast: Forecast) -> Iterable[Line]:
     """How much of several GPUs works, what bounds it, and Amdahl's estimate if it was asked for."""
+    from tunecast.model.parallel_scaling import NOTHING
+
     scaling = forecast.scaling
     if scaling is None:
         return
     bound = "nothing is lost" if scaling.bound_by == "nothing" else scaling.bound_by
-    if scaling.efficiency > ALL_OF_THEM:  # which no loss explains
+    if scaling.efficiency > 1.0 + NOTHING:  # which no loss explains, but `scaling_notes`
         bound = "why it is more than all, a note says"
     yield (
         "scaling efficiency",

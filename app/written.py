@@ -176,7 +176,7 @@ def own_forecast(found: Recommendation, picked: Picked, kind: str, other: Mappin
     Raises NotSupportedError for a file whose run does not fit."""
     if not other or found.otherwise is None:
         return []
-    from tunecast.model.configs.write import a_file
+    from tunecast.model.configs.write_limits import a_file
 
     try:
         own = found.otherwise(picked, other)
@@ -264,7 +264,8 @@ def packages_of(run: Run) -> tuple[str, ...]:
 def _task(
     found: Recommendation, picked: Picked, pick: str, kind: str, path: Path, training: str, config: Path
 ) -> tuple[Written, str]:
-    from tunecast.model.configs.write import attention_written, offloads_alone
+    from tunecast.model.configs.write import attention_written
+    from tunecast.model.configs.write_limits import offloads_alone
     from tunecast.model.published_weights import published_bytes
     from tunecast.model.question import STORED_AS
     from tunecast.model.resolve_parallel import ZERO

@@ -253,7 +253,7 @@ class Job:
         """Raise NotSupportedError for a run that one of the files cannot say."""
         if not self.written:
             return
-        from tunecast.model.configs.write import refuse_unwritten
+        from tunecast.model.configs.write_limits import refuse_unwritten
 
         packed = unpacked_rows(run, self.options) is None
         for kind in self.written:
